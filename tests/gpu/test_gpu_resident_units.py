@@ -13,6 +13,7 @@ from engine.planning.schedule.ops import Lane
 from engine.runtime.device.compiled import uncompiled_functions
 from engine.runtime.device.cuda_backend import cuda_available
 from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import HostStep
 from engine.runtime.optimizer.device_adamw import StepFactors, update
 from tests.support.device_updates import DEVICE_UPDATES, one_unit, updated_on_device
 from tests.support.gpu_resident_units import PLAN_FAMILIES, UNITS, planes_after
@@ -72,7 +73,7 @@ def test_the_kernel_of_the_gpu_has_the_bits_of_the_host_s(dtype, eps, compiled):
         if step == 5:
             gradient[5], gradient[decayed + 1] = float("inf"), float("nan")
         host.tensor("unit", "grad").copy_(gradient)
-        adamw.update("unit", step, 1e-2, 0.7)
+        adamw.update("unit", HostStep(step, 1e-2, 0.7))
         scalars = torch.from_numpy(adamw.scalars(step, 1e-2)).cuda()
         factors = StepFactors(torch.tensor([0.7, 1.0]).cuda(), scalars)
         update(planes, host.tensor("unit", "grad").cuda(), factors, decayed, compiled)

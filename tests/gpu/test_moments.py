@@ -18,6 +18,7 @@ from engine.runs.record.events import PlanBuilt
 from engine.runtime.device.compiled import uncompiled_functions
 from engine.runtime.device.cuda_backend import CudaBackend
 from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import HostStep
 from engine.training.loop import planning
 from engine.training.loop.run import resume_run, start_run
 from tests.support.blockwise import RATE, update_on
@@ -76,7 +77,7 @@ def test_the_same_moments_are_rounded_to_the_same_bits(optimizer, dtype, unit, d
     for step in range(1, 4):
         for states in (host, other):
             set_gradient(states, unit, step)
-        adamw.update(unit, step, RATE, 1.0)
+        adamw.update(unit, HostStep(step, RATE))
         update_on(device, other, adamw, step, compiled)
         for kind in StateFormat:
             ours, theirs = (moments_in(states, kind) for states in (other, host))
@@ -101,7 +102,7 @@ def test_a_step_from_the_same_state_leaves_the_same_state(optimizer, dtype, unit
             other.array(unit, name)[:] = host.array(unit, name)
         for states in (host, other):
             set_gradient(states, unit, step)
-        adamw.update(unit, step, RATE, CLIP)
+        adamw.update(unit, HostStep(step, RATE, CLIP))
         update_on(device, other, adamw, step, compiled, CLIP)
         for name in host.planes:
             if name != "grad":

@@ -14,6 +14,7 @@ from engine.config.optimizers import BLOCK, MOMENTS, OptimizerSettings
 from engine.planning.layout.layout import ParameterSpec, lay_out
 from engine.planning.layout.optimizer_states import BLOCK_BYTES, MAXIMUM_BYTES
 from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import HostStep
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer.device_adamw import StepFactors
 from engine.runtime.optimizer.device_moments import (
@@ -195,7 +196,7 @@ class Ours:
         if self._device:
             update_on(self._device, self.host_states, self._adamw, step, self._compiled)
         else:
-            self._adamw.update(UNIT, step, RATE, 1.0)
+            self._adamw.update(UNIT, HostStep(step, RATE))
 
     def kept(self) -> Kept:
         codes, largest = zip(*(self._codes_and_largest(name) for name in MOMENTS))

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from engine.config.optimizers import ADAMW, OPTIMIZERS, Optimizer, is_matrix_of_block
-from engine.errors import ConfigError
+from engine.config.optimizers import is_matrix_of_block
 from engine.model.build.library import family_of
 from engine.model.build.units import StreamedModel
 from engine.model.lora.lora_layer import Factor
@@ -18,25 +17,18 @@ _ROUTERS = ("TopKRouter", "TopkRouter", "HashRouter")
 """Names of classes end so whose `weight` [experts, features] is that of a linear map."""
 
 
-def refuse_other_matrices(model: StreamedModel, optimizer: Optimizer) -> None:
-    """Raises ConfigError where the optimizer would orthogonalize updates of a parameter that is
-    not the weight of a linear layer, or a factor of the adapter of one.
+def other_matrix(model: StreamedModel) -> str:
+    """Returns the full name of a trained parameter of a block that has two dimensions and is
+    neither the weight of a linear layer nor a factor of the adapter of one, "" if there is none.
     """
-    if not OPTIMIZERS[optimizer].orthogonalizes:
-        return
-    family = model.config.model_type
-    linear = (nn.Linear, family_of(family).transposed)
+    linear = (nn.Linear, family_of(model.config.model_type).transposed)
     for unit in model.blocks:
         assert unit.block is not None  # every block has a module
         for spec, _ in unit.layout.trained:
             is_matrix = is_matrix_of_block(spec.shape, unit_kind(unit.name))
             if is_matrix and not _is_linear(unit.block, spec.name, linear):
-                raise ConfigError(
-                    "train.optimizer",
-                    f"{optimizer} would orthogonalize updates of {spec.full_name} of {family}, "
-                    "which has two dimensions but is not the weight of one linear layer; set "
-                    f"train.optimizer to {ADAMW}.",
-                )
+                return spec.full_name
+    return ""
 
 
 def _is_linear(block: nn.Module, name: str, linear: tuple[type[nn.Module], ...]) -> bool:

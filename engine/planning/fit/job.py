@@ -158,6 +158,14 @@ def refuse_contradictions(job: Job) -> None:
         _refuse_one_gpu_s(job)
     if not job.cuts_units:
         _refuse_cut_units(job)
+    optimizer = job.config.train.optimizer
+    if OPTIMIZERS[optimizer].orthogonalizes and shape.other_matrix:
+        raise ConfigError(
+            "train.optimizer",
+            f"{optimizer} would orthogonalize updates of {shape.other_matrix} of "
+            f"{shape.model_type}, which has two dimensions but is not the weight of one linear "
+            f"layer; set train.optimizer to {ADAMW}.",
+        )
 
 
 def is_possible(job: Job) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 
 from engine.config.optimizers import MOMENTS, OPTIMIZERS, OptimizerSettings, StateFormat
 from engine.planning.layout.optimizer_states import StateRange
-from engine.runtime.host.host_optimizer import GradientChunk, HostOptimizer
+from engine.runtime.host.host_optimizer import GradientChunk, HostOptimizer, HostStep
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer.host_kernels import Scalars, kernel
 from engine.runtime.optimizer.host_threads import Workers
@@ -113,18 +113,11 @@ class HostAdamW(HostOptimizer):
             dtype=np.float32,
         )
 
-    def update(
-        self,
-        unit: str,
-        step: int,
-        learning_rate: float,
-        clip_factor: float,
-        chunk: GradientChunk | None = None,
-    ) -> None:
+    def update(self, unit: str, step: HostStep, chunk: GradientChunk | None = None) -> None:
         whole = self._whole(unit, chunk)
-        scalars = self._with_clip(step, learning_rate, clip_factor)
+        scalars = self._with_clip(step)
         layout = self._states.layouts[unit]
-        key = self.key(unit, step)
+        key = self.key(unit, step.number)
         for range_ in layout.state_ranges(self._states.optimizer)[MOMENTS[0]]:
             here = range_.within(whole.start, whole.stop)
             if here is None:
@@ -136,30 +129,16 @@ class HostAdamW(HostOptimizer):
                 part = whole.between(each.start, each.stop)
                 self._update_rounded(part, each, factors, key)
 
-    def update_weights(
-        self,
-        unit: str,
-        step: int,
-        learning_rate: float,
-        clip_factor: float,
-        chunk: GradientChunk | None = None,
-    ) -> None:
+    def update_weights(self, unit: str, step: HostStep, chunk: GradientChunk | None = None) -> None:
         """All moments must be in fp32."""
         part = self._whole(unit, chunk)
-        scalars = self._with_clip(step, learning_rate, clip_factor)
+        scalars = self._with_clip(step)
         weights, _ = self._two_pass_kernels()
         self._run_fp32(weights, part, self._fp32_moments(part), scalars)
 
-    def update_moments(
-        self,
-        unit: str,
-        step: int,
-        learning_rate: float,
-        clip_factor: float,
-        chunk: GradientChunk | None = None,
-    ) -> None:
+    def update_moments(self, unit: str, step: HostStep, chunk: GradientChunk | None = None) -> None:
         part = self._whole(unit, chunk)
-        scalars = self._with_clip(step, learning_rate, clip_factor)
+        scalars = self._with_clip(step)
         planes = (part.gradient, *self._fp32_moments(part))
         _, moments = self._two_pass_kernels()
         self._workers.share(moments, part.numel, planes, scalars)
@@ -174,10 +153,10 @@ class HostAdamW(HostOptimizer):
         """Returns the kernel that updates weights, and the one that updates moments."""
         return two_pass_kernel(f"weights_{self._kind}"), two_pass_kernel(f"moments_{self._kind}")
 
-    def _with_clip(self, step: int, learning_rate: float, clip_factor: float) -> Scalars:
+    def _with_clip(self, step: HostStep) -> Scalars:
         """Returns the scalars of a step in the order in which kernels take them."""
-        *others, keep = HostAdamW.scalars(self, step, learning_rate)
-        return (np.float32(clip_factor), keep, *others)
+        *others, keep = HostAdamW.scalars(self, step.number, step.learning_rate)
+        return (np.float32(step.clip_factor), keep, *others)
 
     def _whole(self, unit: str, chunk: GradientChunk | None) -> _Part:
         """Returns the elements of a chunk with their moments; those of the unit without one."""

@@ -12,7 +12,7 @@ import torch
 
 from engine.config.optimizers import OptimizerSettings
 from engine.runtime.host.host_adamw import HostAdamW
-from engine.runtime.host.host_optimizer import GradientChunk
+from engine.runtime.host.host_optimizer import GradientChunk, HostStep
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer import muon
 from engine.runtime.optimizer.device_adamw import StepFactors
@@ -43,23 +43,16 @@ class HostMuon(HostAdamW):
         """Returns the scalars of AdamW, followed by the learning rate, float32 [9]."""
         return np.append(super().scalars(step, learning_rate), np.float32(learning_rate))
 
-    def update(
-        self,
-        unit: str,
-        step: int,
-        learning_rate: float,
-        clip_factor: float,
-        chunk: GradientChunk | None = None,
-    ) -> None:
+    def update(self, unit: str, step: HostStep, chunk: GradientChunk | None = None) -> None:
         layout = self._states.layouts[unit]
         matrices = list(matrices_of(layout))
         if not matrices:
-            super().update(unit, step, learning_rate, clip_factor, chunk)
+            super().update(unit, step, chunk)
             return
         if chunk is not None and (chunk.start, chunk.grad.size) != (0, layout.numel):
             raise ValueError(f"a chunk of {unit} may cut a matrix in two")
         whole = self._whole(unit, chunk)
-        scalars = self._with_clip(step, learning_rate, clip_factor)
+        scalars = self._with_clip(step)
         first, second = (moment.view(np.float32) for moment in whole.moments)
         for range_ in adamw_ranges(layout):
             start, stop, place = range_.start, range_.stop, range_.place // 4
@@ -70,8 +63,8 @@ class HostMuon(HostAdamW):
             grad = grad.view(torch.bfloat16)
         weights = [self._states.tensor(unit, plane) for plane in self._weights]
         factors = StepFactors(
-            torch.tensor([clip_factor, 1.0]),
-            torch.from_numpy(self.scalars(step, learning_rate)),
+            torch.tensor([step.clip_factor, 1.0]),
+            torch.from_numpy(self.scalars(step.number, step.learning_rate)),
         )
         for matrix in matrices:
             inside = slice(matrix.start, matrix.stop)

@@ -22,6 +22,16 @@ class GradientChunk(NamedTuple):
     """Each state of the chunk, uint8 [bytes]; None where they are in planes of the host states."""
 
 
+class HostStep(NamedTuple):
+    """The values of one step of the optimizer, which all units share."""
+
+    number: int
+    """Number of the step, from 1."""
+    learning_rate: float
+    clip_factor: float = 1.0
+    """Factor by which gradients are multiplied as they are read."""
+
+
 class HostOptimizer(ABC):
     """Updates the units of one `HostStates`. Its results do not depend on the number of threads."""
 
@@ -33,16 +43,8 @@ class HostOptimizer(ABC):
         """Returns the scalars of step `step` (from 1), float32 [scalars]."""
 
     @abstractmethod
-    def update(
-        self,
-        unit: str,
-        step: int,
-        learning_rate: float,
-        clip_factor: float,
-        chunk: GradientChunk | None = None,
-    ) -> None:
-        """Applies step number `step` (from 1) to one unit with its gradients times `clip_factor`.
-        Returns once the update is complete.
+    def update(self, unit: str, step: HostStep, chunk: GradientChunk | None = None) -> None:
+        """Applies a step to one unit, and returns once the update is complete.
 
         It reads the plane of gradients and changes every other plane of the unit. With a `chunk`,
         it takes these gradients instead, and changes only their elements; states that the chunk has
@@ -50,28 +52,14 @@ class HostOptimizer(ABC):
         during the update.
         """
 
-    def update_weights(
-        self,
-        unit: str,
-        step: int,
-        learning_rate: float,
-        clip_factor: float,
-        chunk: GradientChunk | None = None,
-    ) -> None:
+    def update_weights(self, unit: str, step: HostStep, chunk: GradientChunk | None = None) -> None:
         """Applies the step as `update` does, but to the weights alone. `update_moments` must follow
         with the same arguments, before anything changes the gradients. Only plans of optimizers
         that have two passes call it (`engine.config.optimizers`).
         """
         raise NotImplementedError
 
-    def update_moments(
-        self,
-        unit: str,
-        step: int,
-        learning_rate: float,
-        clip_factor: float,
-        chunk: GradientChunk | None = None,
-    ) -> None:
+    def update_moments(self, unit: str, step: HostStep, chunk: GradientChunk | None = None) -> None:
         """Applies to the states the step that `update_weights` has applied to the weights."""
         raise NotImplementedError
 

@@ -27,7 +27,7 @@ from engine.model.build.attention_documents import Documents, Pattern
 from engine.planning.layout.layout import ParameterSpec, lay_out
 from engine.planning.schedule.ops import Lane
 from engine.runtime.device.backend import Backend, Ticket
-from engine.runtime.host.host_optimizer import HostOptimizer
+from engine.runtime.host.host_optimizer import HostOptimizer, HostStep
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.host.optimizers import host_optimizer
 from engine.runtime.measure.launch_overhead import eager_rates
@@ -370,7 +370,7 @@ def _updates(meter: _Meter, states: HostStates, threads: int) -> float:
 
 
 def _update_with(optimizer: HostOptimizer) -> Callable[[], None]:
-    return lambda: optimizer.update(UNIT, 1, 1e-5, 1.0)
+    return lambda: optimizer.update(UNIT, HostStep(1, 1e-5))
 
 
 def _sweep(meter: _Meter, states: HostStates, threads: int) -> float:

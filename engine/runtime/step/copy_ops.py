@@ -78,7 +78,7 @@ from engine.planning.schedule.ops import (
     Update,
     UpdateMoments,
 )
-from engine.runtime.host.host_optimizer import GradientChunk
+from engine.runtime.host.host_optimizer import GradientChunk, HostStep
 from engine.runtime.optimizer.device_adamw import clip_of
 from engine.runtime.step import (
     activation_checkpointing,
@@ -194,30 +194,31 @@ def _clip(context: OpContext, _op: Clip, step: StepUnderWay) -> None:
 
 
 def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
-    optimizer, result = context.optimizer, step.result
+    optimizer = context.optimizer
     assert optimizer is not None  # an engine without an optimizer has no plan with updates
-    assert result is not None  # every update waits for `clip`
-    held, number = context.host_states.held, step.inputs.number
-    held.begin(number, op.unit)
-    count, rate = held.update_number(number), step.inputs.learning_rate
+    context.host_states.held.begin(step.inputs.number, op.unit)
     # With moments after weights, the first pass computes the new weights from the old moments and
     # the gradient and stores the weights alone, so the prefetch of the next step waits for less.
     # The second pass (`_update_moments`) needs the same gradient and the same old moments: the
     # gradient plane is never scaled in place, and the plan lets no later op write it before then.
     # With the next step's gradient in it, moments would miss this step and count the next twice.
     update = optimizer.update_weights if op.after_weights else optimizer.update
-    update(op.unit, count, rate, result.clip_factor, _chunk(context, op))
+    update(op.unit, _host_step(context, step), _chunk(context, op))
 
 
 def _update_moments(context: OpContext, op: UpdateMoments, step: StepUnderWay) -> None:
-    optimizer, result = context.optimizer, step.result
-    assert optimizer is not None and result is not None  # the weights are updated
-    number, rate = step.inputs.number, step.inputs.learning_rate
-    count = context.host_states.held.update_number(number)
+    optimizer = context.optimizer
+    assert optimizer is not None  # the weights are updated
     chunk = None
     if op.chunk is not None:
         chunk = _chunk_of_plane(context, op.unit, op.chunk)
-    optimizer.update_moments(op.unit, count, rate, result.clip_factor, chunk)
+    optimizer.update_moments(op.unit, _host_step(context, step), chunk)
+
+
+def _host_step(context: OpContext, step: StepUnderWay) -> HostStep:
+    assert step.result is not None  # every update waits for `clip`
+    number = context.host_states.held.update_number(step.inputs.number)
+    return HostStep(number, step.inputs.learning_rate, step.result.clip_factor)
 
 
 def _chunk_of_plane(context: OpContext, unit: str, chunk: tuple[int, int]) -> GradientChunk:

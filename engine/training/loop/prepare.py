@@ -32,7 +32,6 @@ from engine.data.tokens.tokenize import Execution
 from engine.errors import CheckpointError
 from engine.machine.offload_folder import check_offload_folder
 from engine.model.build.build import build_model
-from engine.model.build.linear_weights import refuse_other_matrices
 from engine.model.build.read_model import read_model
 from engine.model.build.units import StreamedModel
 from engine.model.hub.hub import fetch
@@ -228,7 +227,6 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     read = read_model(config)
     hf_config, tokenizer = read.config, read.tokenizer
     model = build_model(hf_config, config.model, config.train.parts)
-    refuse_other_matrices(model, config.train.optimizer)
     for sentence in read.notes:
         session.log("info", sentence)
     check()

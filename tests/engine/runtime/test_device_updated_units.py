@@ -15,6 +15,7 @@ from engine.planning.layout.layout import planes_of
 from engine.planning.schedule.choices import EmbedAndHead
 from engine.planning.schedule.ops import UPDATE_LANES, Lane
 from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import HostStep
 from engine.runtime.optimizer.device_adamw import StepFactors, clip_of, update
 from tests.support.device_updates import (
     DEVICE_UPDATES,
@@ -215,7 +216,7 @@ def test_a_chunk_is_updated_as_the_host_updates_it(dtype, eps):
             states.tensor("unit", "grad").copy_(gradient)
             if step == 2:
                 states.tensor("unit", "exp_avg")[::7] = 1.2e-38
-        adamw.update("unit", step, 1e-2, 0.7)
+        adamw.update("unit", HostStep(step, 1e-2, 0.7))
         scalars, clip = torch.from_numpy(adamw.scalars(step, 1e-2)), torch.tensor([0.7, 1.0])
         for start, stop in ((0, 1000), (1000, decayed + 64), (decayed + 64, numel)):
             planes = {plane: device.tensor("unit", plane)[start:stop] for plane in device.planes}

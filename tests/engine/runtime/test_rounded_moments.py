@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.runtime.host.host_optimizer import HostStep
 from engine.runtime.optimizer.moment_conversion import read_moments
 from tests.support.device_updates import DEVICE_UPDATES, updated_on_device
 from tests.support.optimizers import ROUNDED
@@ -75,7 +76,7 @@ def test_a_second_moment_in_bf16_follows_small_changes():
     halves = states.array(unit, "exp_avg_sq")[place].view(np.uint16)
     halves[:] = 0x3F80  # 1 in bf16
     for step in range(2, 2002):
-        optimizer.update(unit, step, 0.0, 1.0)
+        optimizer.update(unit, HostStep(step, 0.0))
     moments = read_moments(states.array(unit, "exp_avg_sq"), part, "exp_avg_sq")
     exact = target - (target - 1.0) * 0.999**2000
     assert moments.mean() == pytest.approx(exact, rel=2e-3)

@@ -4,6 +4,8 @@ would cut one.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.errors import ConfigError
@@ -51,3 +53,16 @@ def test_several_gpus_and_nodes_are_refused_with_what_to_do(numbers):
         "engine.gpus: muon trains on one GPU of one node; set engine.gpus to 1 and start one node, "
         "or set train.optimizer to adamw."
     )
+
+
+def test_a_model_whose_matrices_are_not_all_linear_is_refused_by_name():
+    shape = replace(big_shape(), other_matrix="model.layers.0.mixer.A_log")
+    target = Target("cuda", 80 * GIB, 200 * GIB, FAST_RATES)
+    with pytest.raises(ConfigError) as caught:
+        choose(Job(shape.with_optimizer("muon"), config(**MUON), 1024), target)
+    assert str(caught.value) == (
+        "train.optimizer: muon would orthogonalize updates of model.layers.0.mixer.A_log of "
+        f"{shape.model_type}, which has two dimensions but is not the weight of one linear layer; "
+        "set train.optimizer to adamw."
+    )
+    choose(Job(shape, config(), 1024), target)

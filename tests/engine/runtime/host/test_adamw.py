@@ -12,7 +12,7 @@ from engine.config.optimizers import MOMENTS, OptimizerSettings
 from engine.paths import PROGRAM_ROOT
 from engine.planning.layout.layout import ParameterSpec, lay_out
 from engine.runtime.host.host_adamw import HostAdamW
-from engine.runtime.host.host_optimizer import GradientChunk
+from engine.runtime.host.host_optimizer import GradientChunk, HostStep
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer import host_threads
 from engine.runtime.optimizer.host_kernels import kernel
@@ -75,7 +75,7 @@ def test_equals_torch_adamw_with_fp32_masters(dtype, clip):
         rate = 1e-3 * step
         gradients = set_gradients(states, step)
         before = states.array("block.0", "grad").copy()
-        host.update("block.0", step, rate, clip)
+        host.update("block.0", HostStep(step, rate, clip))
         assert (states.array("block.0", "grad") == before).all()
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -106,7 +106,7 @@ def test_updates_below_bf16_resolution_add_up():
     states.tensor("block.0", "grad").fill_(1.0)
     host = HostAdamW(states, OptimizerSettings(0.9, 0.999, 1e-8, 0.0))
     for step in range(1, 21):
-        host.update("block.0", step, 1e-5, 1.0)
+        host.update("block.0", HostStep(step, 1e-5))
     expected = torch.full((64, 64), 1 - 2e-4)
     torch.testing.assert_close(
         states.parameters.master("block.0", "proj.weight"), expected, rtol=0, atol=1e-6
@@ -121,30 +121,30 @@ def test_decay_stops_where_the_decayed_range_ends():
     states.parameters.write("block.0", "proj.weight", torch.ones(37, 41))
     states.parameters.write("block.0", "norm.weight", torch.ones(41))
     host = HostAdamW(states, OptimizerSettings(*BETAS, EPS, weight_decay=0.5))
-    host.update("block.0", 1, 0.1, 1.0)  # gradients are zero
+    host.update("block.0", HostStep(1, 0.1))  # gradients are zero
     assert (states.parameters.master("block.0", "proj.weight") == np.float32(0.95)).all()
     assert (states.parameters.master("block.0", "norm.weight") == 1).all()
     host.close()
     states.close()
 
 
-def in_one_pass(host: HostAdamW, *arguments) -> None:
-    host.update("block.0", *arguments)
+def in_one_pass(host: HostAdamW, step: HostStep) -> None:
+    host.update("block.0", step)
 
 
-def in_two_passes(host: HostAdamW, *arguments) -> None:
+def in_two_passes(host: HostAdamW, step: HostStep) -> None:
     for update in (host.update_weights, host.update_moments):
-        update("block.0", *arguments)
+        update("block.0", step)
 
 
-def in_chunks(host: HostAdamW, *arguments) -> None:
+def in_chunks(host: HostAdamW, step: HostStep) -> None:
     """Updates the weights of all chunks first. One begins among the elements without decay."""
     gradients = host._states.array("block.0", "grad")
     cuts = (0, 700, 1530, len(gradients))
     chunks = [GradientChunk(a, gradients[a:b]) for a, b in itertools.pairwise(cuts)]
     for update in (host.update_weights, host.update_moments):
         for chunk in chunks:
-            update("block.0", *arguments, chunk)
+            update("block.0", step, chunk)
 
 
 def run_steps(dtype: str, shapes, threads: int, update=in_one_pass) -> list[bytes]:
@@ -152,7 +152,7 @@ def run_steps(dtype: str, shapes, threads: int, update=in_one_pass) -> list[byte
     host = HostAdamW(states, OptimizerSettings(*BETAS, EPS, DECAY), threads)
     for step in (1, 2, 3):
         set_gradients(states, step)
-        update(host, step, 1e-3, 0.9)
+        update(host, HostStep(step, 1e-3, 0.9))
     found = [states.array("block.0", plane).tobytes() for plane in states.planes]
     host.close()
     states.close()
@@ -194,10 +194,10 @@ def test_the_first_pass_leaves_moments_and_the_second_one_weights(dtype):
         return [states.array("block.0", plane).tobytes() for plane in planes]
 
     moments, before = bits(MOMENTS), bits(weights)
-    host.update_weights("block.0", 1, 1e-2, 1.0)
+    host.update_weights("block.0", HostStep(1, 1e-2))
     assert bits(MOMENTS) == moments and bits(weights) != before
     before = bits(weights)
-    host.update_moments("block.0", 1, 1e-2, 1.0)
+    host.update_moments("block.0", HostStep(1, 1e-2))
     assert bits(weights) == before and bits(MOMENTS) != moments
 
 
@@ -211,7 +211,7 @@ def test_sizes_around_the_chunk(columns):
     weights, optimizer = reference(states, 1e-3)
     gradients = set_gradients(states, 1)
     host = HostAdamW(states, OptimizerSettings(*BETAS, EPS, DECAY), threads=2)
-    host.update("block.0", 1, 1e-3, 1.0)
+    host.update("block.0", HostStep(1, 1e-3))
     for name, weight in weights.items():
         weight.grad = gradients[name]
     optimizer.step()
@@ -226,7 +226,7 @@ def test_sizes_around_the_chunk(columns):
 def test_alignment_gaps_stay_zero_even_with_an_eps_that_fp32_cannot_hold():
     states = new_states("float32")
     host = HostAdamW(states, OptimizerSettings(*BETAS, eps=1e-60, weight_decay=DECAY))
-    host.update("block.0", 1, 1e-3, 1.0)
+    host.update("block.0", HostStep(1, 1e-3))
     plane = states.tensor("block.0", "weight_high")
     assert plane.isfinite().all()
     assert not plane[37 * 41 : states.layouts["block.0"].decay_numel].any()
@@ -242,12 +242,12 @@ def test_moments_leave_the_subnormal_range_and_tiny_gradients_change_nothing():
     states.tensor("block.0", "grad").fill_(1e-19)
     host = HostAdamW(states, OptimizerSettings(0.9, 0.999, 1e-8, 0.0))
     for step in (1, 2):
-        host.update("block.0", step, 1e-3, 1.0)
+        host.update("block.0", HostStep(step, 1e-3))
     for plane in ("exp_avg", "exp_avg_sq"):
         assert (states.tensor("block.0", plane) >= 2.0**-126).all()
     states.tensor("block.0", "grad").zero_()
     states.tensor("block.0", "exp_avg").fill_(1e-39)
-    host.update("block.0", 3, 1e-3, 1.0)
+    host.update("block.0", HostStep(3, 1e-3))
     assert not states.tensor("block.0", "exp_avg").any()
     assert torch.equal(states.parameters.master("block.0", "proj.weight"), before)
     host.close()
@@ -261,7 +261,7 @@ def test_a_very_small_eps_still_counts_tiny_gradients():
     states.tensor("block.0", "grad").fill_(1e-17)
     weights["proj.weight"].grad = torch.full((64, 64), 1e-17)
     host = HostAdamW(states, OptimizerSettings(*BETAS, 1e-18, DECAY))
-    host.update("block.0", 1, 1e-3, 1.0)
+    host.update("block.0", HostStep(1, 1e-3))
     optimizer.step()
     torch.testing.assert_close(
         states.parameters.master("block.0", "proj.weight"),
@@ -277,7 +277,7 @@ def test_nan_reaches_the_weights_where_it_can_be_found():
     states = new_states("bfloat16", {"proj.weight": (64, 64)})
     states.tensor("block.0", "grad")[5] = float("nan")
     host = HostAdamW(states, OptimizerSettings(*BETAS, EPS, DECAY))
-    host.update("block.0", 1, 1e-3, 1.0)
+    host.update("block.0", HostStep(1, 1e-3))
     assert states.tensor("block.0", "weight_high").isnan().nonzero().tolist() == [[5]]
     assert states.parameters.master("block.0", "proj.weight").isnan().sum() == 1
     host.close()

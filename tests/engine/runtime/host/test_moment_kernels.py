@@ -9,6 +9,7 @@ import pytest
 
 from engine.config.optimizers import BLOCK, MOMENTS, OptimizerSettings, StateFormat
 from engine.runtime.host.host_adamw import HostAdamW
+from engine.runtime.host.host_optimizer import HostStep
 from engine.runtime.optimizer.host_kernels import kernel
 from engine.runtime.optimizer.moment_codes import moment_map
 from tests.support.moment_kernels import new_states, set_gradient
@@ -108,7 +109,7 @@ def test_four_steps_have_the_bits_of_the_reference(optimizer, dtype, unit, threa
     for step in range(1, 5):
         set_gradient(states, unit, step)
         wanted = referred(states, unit, adamw, step)
-        adamw.update(unit, step, RATE, CLIP)
+        adamw.update(unit, HostStep(step, RATE, CLIP))
         for name, plane in wanted.items():
             there = states.array(unit, name)
             assert there.tobytes() == plane.tobytes(), (step, name)

@@ -13,7 +13,7 @@ import torch
 from engine.config.optimizers import MOMENTS
 from engine.planning.layout.layout import ParameterSpec, lay_out
 from engine.runtime.host.host_muon import HostMuon
-from engine.runtime.host.host_optimizer import GradientChunk
+from engine.runtime.host.host_optimizer import GradientChunk, HostStep
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.optimizer.device_adamw import StepFactors
 from engine.runtime.optimizer.device_optimizer import DeviceChunk, DeviceStep
@@ -60,7 +60,7 @@ def on_host(states: HostStates, threads: int = 2) -> Iterator[None]:
     host = HostMuon(states, SETTINGS, threads)
     for step in range(1, 100):
         for unit in states.layouts:
-            host.update(unit, step, RATE, 0.5)
+            host.update(unit, HostStep(step, RATE, 0.5))
         yield
     host.close()
 
@@ -149,7 +149,7 @@ def test_a_matrix_is_never_cut():
     host = HostMuon(states, SETTINGS, 1)
     grad = states.array(UNIT, "grad")
     with pytest.raises(ValueError, match="cut a matrix in two"):
-        host.update(UNIT, 1, RATE, 1.0, GradientChunk(64, grad[64:]))
+        host.update(UNIT, HostStep(1, RATE), GradientChunk(64, grad[64:]))
     scalars = torch.from_numpy(host.scalars(1, RATE))
     with pytest.raises(ValueError, match="cuts a matrix in two"):
         chunk = chunk_of(states, start=64)
