@@ -30,6 +30,8 @@ FLAGS = [
     "HttpsFirstBalancedModeAutoEnable,MediaRouter,OptimizationHints,PaintHolding,"
     "NetworkTimeServiceQuerying,ThirdPartyStoragePartitioning",
 ]
+PACED = ROOT / "tests" / "support" / "paced"
+"""Folder in whose processes long runs rest between steps."""
 START_SECONDS = 90
 WAIT_MILLISECONDS = 120_000
 """A run of some steps takes a minute on a busy core. How long things take is not tested here."""
@@ -77,7 +79,9 @@ class Server:
         ]
 
     def start(self) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} | self.variables
+        paths = [str(PACED), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+        environment = os.environ | ours | self.variables
         with open(self.folder / "server.log", "ab") as log:
             self.process = subprocess.Popen(
                 self.command, cwd=self.folder, env=environment, stdout=log, stderr=log
