@@ -18,6 +18,7 @@ HELD = 512 * MIB
 """The program's own memory is fixed at this value, since it varies from run to run."""
 
 
+@pytest.mark.slow("it makes two runs, for six seconds")
 def test_a_run_completes_with_just_enough_ram_and_is_refused_with_a_mebibyte_less(
     tmp_path, monkeypatch
 ):
