@@ -219,7 +219,7 @@ def _disk(case: _Case) -> _Cause:
 def _h2d(case: _Case) -> _Cause:
     return _late(
         case,
-        "Weights arrive late (H2D)",
+        "Weights arrive late",
         "More tokens for each load of the weights would hide it.",
         "engine.slots",
         "engine.rounds",
@@ -230,7 +230,7 @@ def _h2d(case: _Case) -> _Cause:
 def _d2h(case: _Case) -> _Cause:
     return _late(
         case,
-        "Gradients leave late (D2H)",
+        "Gradients leave late",
         "More tokens a step would hide it: gradients leave once a step.",
         "engine.activation_checkpointing",
         "engine.rounds",

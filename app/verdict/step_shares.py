@@ -12,8 +12,8 @@ from engine.runs.record.snapshot import RECENT_STEPS, RunSnapshot
 PART_LABELS = {
     "compute": "compute",
     "data": "putting rows together",
-    "h2d": "weights coming in (H2D)",
-    "d2h": "gradients going out (D2H)",
+    "h2d": "weights coming in",
+    "d2h": "gradients going out",
     "optimizer": "the optimizer",
     "disk": "moments on the disk",
     "exchange": "the other GPUs",

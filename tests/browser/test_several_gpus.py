@@ -83,7 +83,7 @@ def test_two_ranks_are_seen_stopped_and_resumed_by_one(blank, server, runs, tmp_
 
     # Both ranks' lanes, one by one and together.
     open_view(page, "machine")
-    lanes = ["H2D", "Compute", "D2H", "Host", "Exchange"]
+    lanes = ["Weights in", "Compute", "Gradients out", "CPU optimizer", "Exchange"]
     page.locator("[data-figure=timeline]").scroll_into_view_if_needed()
     page.wait_for_function(f"{DRAWN}?.length === {len(lanes)}")
     assert rows(page) == lanes

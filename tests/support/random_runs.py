@@ -64,7 +64,7 @@ def random_run(seed: int):
                     step,
                     [
                         {
-                            "unit": "block.0",
+                            "unit": "block 0",
                             "op": "prefetch",
                             "lane": "H2D",
                             "start": 0.0,

@@ -48,13 +48,13 @@ def timeline(step: int, blocks: int = 6, micro_batches: int = 1) -> StepTimeline
     """A step whose transfers run under its compute, with one wait before the first block."""
     spans, now = [], 0.004
     for index in range(blocks):
-        unit = f"block.{index}"
+        unit = f"block {index}"
         spans.append(span(unit, "prefetch", "H2D", max(0.0, now - 0.004), now - 0.001))
         for _ in range(micro_batches):
             spans.append(span(unit, "forward", "COMPUTE", now, now + 0.006))
             now += 0.006
     for index in reversed(range(blocks)):
-        unit = f"block.{index}"
+        unit = f"block {index}"
         spans.append(span(unit, "prefetch", "H2D", now - 0.005, now - 0.002))
         for _ in range(micro_batches):
             spans.append(span(unit, "recompute", "COMPUTE", now, now + 0.005))
@@ -106,7 +106,7 @@ def run_events(
 ) -> list[Event]:
     """The events of a run that did `steps` of `total` steps; `ended` None leaves it going on."""
     total = total or steps
-    units = ["embed", *(f"block.{k}" for k in range(blocks)), "head"]
+    units = ["embed", *(f"block {k}" for k in range(blocks)), "head"]
     events: list[Event] = [
         StateChanged(state="preparing"),
         JobProgressed(job="load_model", done=1, total=4),

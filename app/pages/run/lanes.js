@@ -6,7 +6,8 @@
 
 import { el } from "../../shared/dom.js";
 
-export const MARGIN = { left: 74, right: 10, top: 2, bottom: 38 }; // as in the figure's layout
+const DIGIT = 8; // pixels that a digit of a block's number takes at most
+export const MARGIN = { left: 104, right: 10, top: 2, bottom: 38 }; // as in the figure's layout
 const NEAR = 3; // px around a bar in which the pointer still selects it
 const LEAST = 0.5; // minimum width of a bar in px
 const OUTLINE = 0.75; // px of the line around a predicted bar
@@ -66,6 +67,11 @@ export class LaneBars {
         const pen = canvas.getContext("2d");
         pen.setTransform(density, 0, 0, density, 0, 0);
         pen.clearRect(0, 0, width, height);
+        Object.assign(pen, {
+            font: "11px sans-serif",
+            textAlign: "center",
+            textBaseline: "middle",
+        });
         let bars = 0;
         for (const lane of this.lanes) bars += this.paintLane(pen, lane);
         const ghosts = showsPredicted ? this.ghosts : [];
@@ -85,7 +91,7 @@ export class LaneBars {
     }
 
     // Paints the visible bars of a lane, and returns how many there are.
-    paintLane(pen, { base, x, marker, width: share, row }) {
+    paintLane(pen, { base, x, marker, text, width: share, row }) {
         const scale = this.width / (this.to - this.from);
         const tall = this.y(0) - this.y(share);
         const top = this.y(row + share / 2);
@@ -98,11 +104,21 @@ export class LaneBars {
             pen.fillStyle = Array.isArray(marker.color) ? marker.color[index] : marker.color;
             pen.globalAlpha = marker.opacity?.[index] ?? 1;
             pen.fillRect(left, top, wide, tall);
+            if (text?.[index])
+                this.paintNumber(pen, text[index], left + wide / 2, top + tall / 2, wide);
             if (!marker.pattern) continue;
             pen.fillStyle = this.hatch(pen, marker.pattern.fgcolor);
             pen.fillRect(left, top, wide, tall);
         }
         return bars;
+    }
+
+    // Writes the number of a block into the middle of its bar, where the bar has room for it.
+    paintNumber(pen, number, x, y, wide) {
+        if (wide < DIGIT * (number.length + 1)) return;
+        pen.globalAlpha = 1;
+        pen.fillStyle = "#fff";
+        pen.fillText(number, x, y);
     }
 
     paintGhost(pen, { path, fillcolor, line }) {

@@ -54,14 +54,6 @@ export class RunPage {
         this.part("reset").addEventListener("click", () => this.charts.zoom(null));
         this.part("log-scale").addEventListener("click", () => this.toggleLog());
         followLinks(this.root, "a[data-page]", ({ dataset }) => this.go({ page: dataset.page }));
-        // The overview fills the window below what is above it.
-        const measure = () => {
-            const { top } = this.root.getBoundingClientRect();
-            this.root.style.setProperty("--rs-above", `${Math.round(top + window.scrollY)}px`);
-        };
-        new ResizeObserver(measure).observe(document.getElementById("rs-run_bar"));
-        new ResizeObserver(measure).observe(document.getElementById("rs-jobs"));
-        window.addEventListener("resize", measure);
     }
 
     // -------------------------------------------------------------- which view

@@ -75,8 +75,8 @@ OP_GROUPS = {
 
 WAIT_COLOR = "rgba(214, 69, 80, 0.35)"
 WAITS = {
-    "h2d": (BLUE, "weights (H2D)"),
-    "d2h": (ORANGE, "gradients out (D2H)"),
+    "h2d": (BLUE, "weights"),
+    "d2h": (ORANGE, "gradients on their way out"),
     "optimizer": (PINK, "the optimizer"),
     "disk": (AMBER, "the disk"),
     "exchange": (OLIVE, "the other GPUs"),
@@ -116,14 +116,14 @@ OP_LABELS: dict[str, str] = {
 }
 
 LANE_LABELS = {
-    Lane.H2D: "H2D",
+    Lane.H2D: "Weights in",
     Lane.STATES_IN: "States in",
     Lane.COMPUTE: "Compute",
-    Lane.UPDATE: "Update",
-    Lane.D2H: "D2H",
+    Lane.UPDATE: "GPU optimizer",
+    Lane.D2H: "Gradients out",
     Lane.STATES_OUT: "States out",
-    Lane.GRADIENTS_OUT: "Gradients",
-    Lane.HOST: "Host",
+    Lane.GRADIENTS_OUT: "Kept gradients",
+    Lane.HOST: "CPU optimizer",
     Lane.COLLECTIVE: "Exchange",
     Lane.READ: "Disk read",
     Lane.WRITE: "Disk write",
@@ -169,6 +169,9 @@ def lane_bars(lane: Lane, spans: list[MergedSpan], batches: int, row: str = "") 
             "line": {"width": 0},
         },
         "customdata": [_span_text(span, batches) for span in spans],
+        # The page writes these into bars that have room for them.
+        "text": [_block_number(span) for span in spans],
+        "textposition": "none",
         "hovertemplate": "%{customdata}<br>%{x:.3~g} ms, from %{base:.4~g} ms<extra></extra>",
     }
     return _bars_of(lane, row or LANE_LABELS[lane], spans) | look
@@ -183,6 +186,12 @@ def _tones(spans: list[MergedSpan]) -> list[float]:
         tones.append(SECOND_TONE if is_second else 1)
         before = span["op"]
     return tones
+
+
+def _block_number(span: MergedSpan) -> str:
+    """Returns the number of the block that a span is about, "" for other units and for many."""
+    kind, _, number = span["unit"].partition(" ")
+    return number if kind == "block" and span["count"] == 1 else ""
 
 
 def _span_text(span: MergedSpan, batches: int) -> str:

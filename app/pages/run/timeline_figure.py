@@ -119,9 +119,9 @@ def layout_of(
         "bargap": 0.2,
         "showlegend": False,
         "hovermode": "closest",
-        "margin": {"l": 74, "r": 10, "t": 2, "b": 38},
+        "margin": {"l": 104, "r": 10, "t": 2, "b": 38},
         "xaxis": {
-            "title": {"text": "ms from the step's first op"},
+            "title": {"text": "milliseconds"},
             "zeroline": False,
             "range": rounded(1000 * ends, 6),
         },

@@ -80,14 +80,14 @@ def test_an_alarm_lasts_ten_steps_longer():
         (
             "cuda",
             "The host optimizer holds the GPU up for 18 % of the time; further waits: weights "
-            "coming in (H2D) 4 %.",
+            "coming in 4 %.",
             "More tokens a step would hide it",
             "warn",
         ),
         (
             "cpu",
             "The optimizer takes 18 % of the time, and on the CPU nothing computes beside it; "
-            "further waits: weights coming in (H2D) 4 %.",
+            "further waits: weights coming in 4 %.",
             "More tokens a step would spread it",
             "calm",
         ),
@@ -105,7 +105,7 @@ def test_gpus_wait_for_each_other():
     assert found.tone == "warn"
     assert found.text == (
         "The GPUs exchange weights and gradients: the GPU waits 30 % of the time for that; further "
-        "waits: weights coming in (H2D) 2 %."
+        "waits: weights coming in 2 %."
     )
     assert found.offer.changes["train.batch_size"] == 32
 
@@ -114,7 +114,7 @@ def test_weights_and_gradients_late_on_the_bus():
     late = fold(*steps(h2d=0.2))
     assert (
         of_speed(late, CONFIG).text
-        == "Weights arrive late (H2D): the GPU waits 20 % of the time for them."
+        == "Weights arrive late: the GPU waits 20 % of the time for them."
     )
     by_hand = CONFIG.with_values({"engine.rounds": 4, "engine.slots": 2})
     assert of_speed(late, by_hand).offer.changes == {
@@ -124,7 +124,7 @@ def test_weights_and_gradients_late_on_the_bus():
     out = of_speed(
         fold(*steps(d2h=0.2)), CONFIG.with_values({"engine.activation_checkpointing": "offload"})
     )
-    assert out.text.startswith("Gradients leave late (D2H)")
+    assert out.text.startswith("Gradients leave late")
     assert out.offer.changes == {"engine.activation_checkpointing": "auto"}
 
 

@@ -1,5 +1,5 @@
-"""Python runs this file at its start in processes that have its folder in PYTHONPATH, as the app has
-in tests in a browser: long runs, which these tests only need to be under way, rest between steps.
+"""Python runs this file at its start in processes that have its folder in PYTHONPATH. The app does
+in tests in a browser. Long runs, which these tests only need to be under way, rest between steps.
 A core that trains would be missing to the browser, which has to draw each step as well.
 """
 

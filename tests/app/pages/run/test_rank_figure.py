@@ -40,7 +40,11 @@ def starts_in(part, row):
 def test_one_rank_is_drawn_with_its_own_times_alone(step):
     first, second = timeline_part(step), timeline_part(step, rank=1)
     assert (first["rank"], first["ranks"]) == (0, 2) and second["rank"] == 1
-    assert rows_of(first) == rows_of(second) == ["H2D", "Compute", "D2H", "Host", "Exchange"]
+    assert (
+        rows_of(first)
+        == rows_of(second)
+        == ["Weights in", "Compute", "Gradients out", "CPU optimizer", "Exchange"]
+    )
     assert starts_in(first, "Exchange") == [1.0] and starts_in(second, "Exchange") == [-1.0]
     assert second["layout"]["xaxis"]["range"][0] < -2  # it began before rank 0
     for part in (first, second):
@@ -55,7 +59,7 @@ def test_a_record_of_one_rank_is_drawn_as_ever():
     assert timeline_part(alone, rank=5) == timeline_part(alone, rank=ALL_RANKS)
     part = timeline_part(alone)
     assert (part["rank"], part["ranks"]) == (0, 1)
-    assert rows_of(part) == ["H2D", "Compute", "D2H", "Host"]
+    assert rows_of(part) == ["Weights in", "Compute", "Gradients out", "CPU optimizer"]
     assert timeline_part(None, rank=1)["ranks"] == 1
 
 

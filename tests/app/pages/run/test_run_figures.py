@@ -299,7 +299,7 @@ def test_the_bar_of_a_running_run():
     assert bar["title"] == "25 % Synthetic · Ramstream"
     assert bar["sentence"] == (
         "The host optimizer holds the GPU up for 8 % of the time; further waits: weights coming in "
-        "(H2D) 4 %."
+        "4 %."
     )
 
 

@@ -26,7 +26,7 @@ def snapshot_of(*events) -> RunSnapshot:
 
 
 PREPARING = StateChanged("preparing")
-STARTED = RunStarted(name="n", parameters=638_000, units=["embed", "block.0", "head"])
+STARTED = RunStarted(name="n", parameters=638_000, units=["embed", "block 0", "head"])
 JOBS = {
     "download": "Downloading the model",
     "tokenize": "Reading the data",

@@ -59,10 +59,16 @@ def test_a_trace_a_lane(step):
     ]
     compute = figure["data"][1]
     assert compute["base"][0] == 4 and compute["x"][0] == pytest.approx(6)
-    assert compute["customdata"][0] == "block.0: forward"
+    assert compute["customdata"][0] == "block 0: forward"
+    assert compute["text"][0] == "0" and compute["textposition"] == "none"
     # A recompute has the color of backward.
     assert len(set(compute["marker"]["color"])) == 2
-    assert figure["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Compute", "H2D"]
+    assert figure["layout"]["yaxis"]["categoryarray"] == [
+        "CPU optimizer",
+        "Gradients out",
+        "Compute",
+        "Weights in",
+    ]
 
 
 def test_nothing_sampled_is_said_in_place():
@@ -188,7 +194,13 @@ def test_a_stretch_keeps_lanes_and_waits_that_reach_into_it():
         {"start": 5, "end": 6, "cause": "optimizer"},
     ]
     figure = timeline_figure(StepTimeline(1, spans, waits), None, (2.0, 2.5))
-    assert figure["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Update", "Compute", "H2D"]
+    assert figure["layout"]["yaxis"]["categoryarray"] == [
+        "CPU optimizer",
+        "Gradients out",
+        "GPU optimizer",
+        "Compute",
+        "Weights in",
+    ]
     assert bars(figure) == 0
     assert [trace["name"] for trace in figure["data"] if trace["x"]] == ["waiting: h2d"]
     unknown = timeline_figure(StepTimeline(1, spans), None, (0.5, 3.5))
@@ -255,12 +267,12 @@ def test_waits_are_drawn_by_cause_and_added_up_in_the_legend():
     )
     assert [entry["label"] for entry in timeline_legend(step) if entry["kind"] == "wait"] == [
         "Compute waits for the optimizer: 1.00 s",
-        "Compute waits for weights (H2D): 250 ms",
+        "Compute waits for weights: 250 ms",
         "Compute waits for other work: 125 ms",
     ]
     assert timeline_text(step) == (
-        "step 1, 4.00 s, compute busy 94 %, waiting 1.00 s for the optimizer, 250 ms for weights "
-        "(H2D), 125 ms for other work"
+        "step 1, 4.00 s, compute busy 94 %, waiting 1.00 s for the optimizer, 250 ms for weights, "
+        "125 ms for other work"
     )
 
 
@@ -362,9 +374,9 @@ def test_the_prediction_is_one_path_a_lane_and_in_the_words_of_each_span(step):
     heights = [float(shape["path"].split(",")[1].split("H")[0]) for shape in ghosts(figure)]
     assert all(
         abs(height - rows.index(row)) < 0.5
-        for height, row in zip(heights, ["H2D", "Compute", "D2H", "Host"])
+        for height, row in zip(heights, ["Weights in", "Compute", "Gradients out", "CPU optimizer"])
     )
-    assert traces(figure)[Lane.COMPUTE]["customdata"][0] == "block.0: forward<br>3 ms predicted"
+    assert traces(figure)[Lane.COMPUTE]["customdata"][0] == "block 0: forward<br>3 ms predicted"
     assert timeline_legend(step, simulated)[-1] == {
         "label": "As predicted",
         "color": "#8a93a3",

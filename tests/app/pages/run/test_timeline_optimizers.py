@@ -28,7 +28,15 @@ from tests.support import folded
 from tests.support.synthetic_run import records, span
 
 ROWS = [Lane.H2D, Lane.STATES_IN, Lane.COMPUTE, Lane.UPDATE, Lane.D2H, Lane.STATES_OUT, Lane.HOST]
-ROW_WORDS = ["H2D", "States in", "Compute", "Update", "D2H", "States out", "Host"]
+ROW_WORDS = [
+    "Weights in",
+    "States in",
+    "Compute",
+    "GPU optimizer",
+    "Gradients out",
+    "States out",
+    "CPU optimizer",
+]
 ON_GPU = {Lane.GRADIENTS_OUT}
 """It has ops only in plans whose gradients are kept on the GPU."""
 DISK = set(DISK_LANES)
@@ -90,7 +98,14 @@ def test_the_disk_has_rows_where_something_is_there(there):
     timeline = StepTimeline(step=1, spans=spans_of((), **there))
     figure = timeline_figure(timeline)
     rows = figure["layout"]["yaxis"]["categoryarray"][::-1]
-    assert rows == ["H2D", "Compute", "D2H", "Host", "Disk read", "Disk write"]
+    assert rows == [
+        "Weights in",
+        "Compute",
+        "Gradients out",
+        "CPU optimizer",
+        "Disk read",
+        "Disk write",
+    ]
     assert "Disk" in [entry["label"] for entry in timeline_legend(timeline)]
 
 
@@ -98,7 +113,7 @@ def test_ranks_have_a_row_for_what_they_exchange():
     timeline = StepTimeline(step=1, spans=spans_of((), ranks=2))
     figure = timeline_figure(timeline)
     rows = figure["layout"]["yaxis"]["categoryarray"][::-1]
-    assert rows == ["H2D", "Compute", "D2H", "Host", "Exchange"]
+    assert rows == ["Weights in", "Compute", "Gradients out", "CPU optimizer", "Exchange"]
     assert "Between GPUs" in [entry["label"] for entry in timeline_legend(timeline)]
     assert all(trace["x"] for trace in figure["data"] if trace["name"] == Lane.COLLECTIVE)
 
@@ -112,16 +127,27 @@ def test_lanes_without_spans_have_no_row():
         Lane.HOST,
         "waiting",
     ]
-    assert without["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Compute", "H2D"]
+    assert without["layout"]["yaxis"]["categoryarray"] == [
+        "CPU optimizer",
+        "Gradients out",
+        "Compute",
+        "Weights in",
+    ]
     some = timeline_figure(
         StepTimeline(step=1, spans=[span("a", "device_update", Lane.UPDATE, 0, 1)])
     )
-    assert some["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Update", "Compute", "H2D"]
-    assert timeline_figure(None)["layout"]["yaxis"]["categoryarray"] == [
-        "Host",
-        "D2H",
+    assert some["layout"]["yaxis"]["categoryarray"] == [
+        "CPU optimizer",
+        "Gradients out",
+        "GPU optimizer",
         "Compute",
-        "H2D",
+        "Weights in",
+    ]
+    assert timeline_figure(None)["layout"]["yaxis"]["categoryarray"] == [
+        "CPU optimizer",
+        "Gradients out",
+        "Compute",
+        "Weights in",
     ]
 
 
