@@ -55,7 +55,7 @@ CHOICE_LABELS = {
 
 SHORT_HELP = {
     "model.source": "A local folder or a Hugging Face id.",
-    "model.dtype": "What blocks compute in.",
+    "model.dtype": "The number format of the math. bfloat16 is the usual choice on a GPU.",
     "data.source": (
         "A file, a folder or a Hugging Face id; several as [{source: a, weight: 2}, {source: b}]."
     ),

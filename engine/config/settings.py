@@ -282,7 +282,7 @@ class TrainConfig:
     """Everything that defines a run."""
 
     name: str = "Untitled"
-    """The run is shown to people under this name."""
+    """A name that you will recognize later."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -126,7 +126,7 @@ def fill(page: Page, field: str, text: str) -> None:
 
 def open_other_settings(page: Page) -> None:
     """Opens the folded section, whose boxes Gradio makes only then, and fills a moment later."""
-    page.get_by_role("button", name="All other settings").click()
+    page.get_by_role("button", name="Advanced settings").click()
     expect(box(page, "data.eval_fraction")).to_have_value(re.compile("."))
     page.wait_for_timeout(500)
 

@@ -75,7 +75,7 @@ def test_words_find_a_model_and_a_smaller_one_that_fits(page):
 def test_settings_are_found_taken_back_and_kept_as_a_preset(page, server):
     page.wait_for_selector(".rs-preview mark")
     fill(page, "train.learning_rate", "0.002")
-    page.get_by_role("button", name="All other settings").click()
+    page.get_by_role("button", name="Advanced settings").click()
     expect(box(page, "output.export")).to_be_attached()
     find = page.locator(".rs-tools [data-part=find]")
     find.fill("weight decay")
@@ -98,7 +98,7 @@ def test_settings_are_found_taken_back_and_kept_as_a_preset(page, server):
     page.reload()
     expect(preset).to_have_value("Slower starter (yours)")
     expect(box(page, "train.learning_rate")).to_have_value("0.002")
-    page.get_by_role("button", name="All other settings").click()
+    page.get_by_role("button", name="Advanced settings").click()
     page.locator(".rs-tools [data-part=remove-preset]").click()
     expect(preset).to_have_value("")
     assert not (server.runs / ".presets" / "slower-starter.yaml").exists()

@@ -160,7 +160,7 @@ def test_the_verdict_leads_to_a_setting_in_the_folded_section(page):
     fill(page, "train.weight_decay", "-1")
     verdict = page.locator(".rs-fit-panel")
     expect(verdict).to_contain_text("Weight decay: -1")
-    page.get_by_role("button", name="All other settings").click()  # it is opened again by itself
+    page.get_by_role("button", name="Advanced settings").click()  # it is opened again by itself
     verdict.get_by_role("button", name="Go to this setting").click()
     box = page.locator("#field-train-weight_decay :is(input, textarea)")
     expect(box).to_be_focused()

@@ -31,7 +31,7 @@ def written(path, **more):
 def test_keys_that_may_be_flags_are_confirmed_with_one_click(page, tmp_path, width):
     page.set_viewport_size({"width": width, "height": 900})
     data = written(tmp_path / "a.jsonl", is_spam=False, **{HOSTILE: True})
-    page.get_by_text("All other settings").click()
+    page.get_by_text("Advanced settings").click()
     box = page.locator("#field-data-source textarea, #field-data-source input").first
     box.fill(data)
     box.press("Enter")

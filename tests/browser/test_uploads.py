@@ -59,7 +59,7 @@ def test_a_dropped_table_is_uploaded_mapped_and_can_be_started(page, server):
 
     # Another page lists the file, takes it again, and removes it; a cancelled one leaves nothing.
     page.goto(server.address)
-    files(page).get_by_text("Files uploaded before").click()
+    files(page).get_by_text("Earlier uploads").click()
     row = files(page).locator("[data-part=uploads] li").filter(has_text="Meine Fragen.csv")
     page.evaluate(HOLD)
     page.locator(".rs-data-files input").set_input_files(

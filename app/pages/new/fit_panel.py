@@ -114,7 +114,7 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
     if beside.remarks and report.status == FitStatus.FITS:
         tone, headline = "warn", "It fits this machine, but look at this:"
     fits = report.status != FitStatus.DOES_NOT_FIT
-    why_not = busy if fits else "It would not fit, so it cannot be started."
+    why_not = busy if fits else "It does not fit. Pick a fix above."
     if beside.lacks:
         why_not = beside.lacks
         tone, headline = "bad", LACKS if fits else headline

@@ -155,7 +155,7 @@ class _Form:
         """Lays out all other settings, folded away, section by section; returns what finds and
         keeps settings, above them.
         """
-        with gr.Accordion("All other settings", open=False, elem_classes="rs-card rs-rest"):
+        with gr.Accordion("Advanced settings", open=False, elem_classes="rs-card rs-rest"):
             tools = drawn("settings_tools", "")
             for section, title in SECTION_TITLES.items():
                 gr.HTML(f"<h4>{title}</h4>", apply_default_css=False)

@@ -78,7 +78,7 @@ export class SettingsTools {
         }
         const reset = this.part("take-back");
         reset.hidden = !count;
-        reset.textContent = `Take back ${count} ${count === 1 ? "change" : "changes"}`;
+        reset.textContent = `Undo ${count} ${count === 1 ? "change" : "changes"}`;
         field(this.root, "differs").textContent = this.base
             ? `Only what differs from the preset (${count})`
             : "Only what differs from the preset";

@@ -7,7 +7,7 @@ const LABELS = {
     "export-again": "Export again",
     chat: "Chat",
     export: "Export",
-    "train-on": "Train on from these weights",
+    "train-on": "Continue training from here",
     again: "Train again",
     draft: "New run from this one",
 };

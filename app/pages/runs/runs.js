@@ -282,6 +282,6 @@ const number = (count) => count.toLocaleString("en");
 
 function aboutTicked(count) {
     if (count > MOST) return `At most ${MOST} runs are compared: untick ${count - MOST}.`;
-    if (count === 0) return "Tick two to six runs to see them side by side, or any to delete them.";
+    if (count === 0) return "Select runs to compare (2 to 6) or to delete.";
     return count < LEAST ? "Tick one more run to compare it." : "";
 }
