@@ -138,7 +138,7 @@ SHORT_HELP = {
     **source_labels.SHORT_HELP,
     "train.steps": "Give these or epochs.",
     "train.epochs": "Passes over the data.",
-    "train.batch_size": "Per optimizer step.",
+    "train.batch_size": "Examples per update.",
     "train.optimizer": (
         "14, 10 or 8.03 bytes of RAM a parameter, fp32 masters and gradient included (2 more in "
         "float32; 10 for embeddings in 8 bits). Smaller moments change results slightly. "
@@ -151,7 +151,7 @@ SHORT_HELP = {
     "train.part_names": "Full names, such as model.layers.*.mlp.* or lm_head.weight.",
     "train.last_blocks": "All parameters of so many blocks; final norm and head are named above.",
     **preference_labels.SHORT_HELP,
-    "train.learning_rate": "Peak, AdamW.",
+    "train.learning_rate": "How large each update is.",
     "train.decay_steps": "Of warmup_stable_decay, at the end; empty: a tenth of the run.",
     "train.min_learning_rate": "Reached by the end of the run.",
     "train.label_smoothing": "Of the loss of steps; 0 is none. Validation losses are without it.",

@@ -262,7 +262,7 @@ def test_one_click_on_a_suggestion_makes_it_fit(page):
     paste(page, "model.source", "mistralai/Mistral-Small-24B-Base-2501")
     verdict = page.locator(".rs-fit-panel")
     expect(verdict.locator("h3")).to_have_text("It does not fit this machine.")
-    expect(verdict.locator(".rs-fit", has_text=" short").first).to_be_visible()
+    expect(verdict.locator(".rs-fit", has_text="; only ").first).to_be_visible()
     expect(page.locator("#start")).to_be_disabled()
     suggestion = page.locator(".rs-suggestion:visible", has_text="AdamW's moments in bf16")
     expect(suggestion).to_contain_text("Moments are rounded: results change slightly")

@@ -112,7 +112,8 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
     """
     tone, headline = HEADLINES[report.status]
     if beside.remarks and report.status == FitStatus.FITS:
-        tone, headline = "warn", "It fits this machine, but look at this:"
+        warnings = "One warning" if len(beside.remarks) == 1 else "Some warnings"
+        tone, headline = "warn", f"It fits this machine. {warnings}:"
     fits = report.status != FitStatus.DOES_NOT_FIT
     why_not = busy if fits else "It does not fit. Pick a fix above."
     if beside.lacks:
@@ -229,7 +230,7 @@ def _why_no_time(report: FitReport) -> str:
     if report.choices["device"] != "cpu":
         return "This card's rates are measured when a run starts."
     if report.model["dtype"] == "float32":
-        return "Measure, in Hardware, makes the times of this CPU known."
+        return "Measure the speed of this CPU in Hardware."
     return "On a CPU, times are predicted in float32 only."
 
 
@@ -312,10 +313,8 @@ def _part_text(part: Part) -> str:
     total, limit = part.total, part.limit
     if limit is None:
         return f"{in_bytes(total)}, free space not known"
-    text = f"{in_bytes(total)} of {in_bytes(limit)} free"
-    if total > limit:
-        text += f": {in_bytes(total - limit)} short"
-    return text
+    only = "only " if total > limit else ""
+    return f"needs {in_bytes(total)}; {only}{in_bytes(limit)} free"
 
 
 def _part_note(part: Part) -> str:

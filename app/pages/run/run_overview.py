@@ -89,13 +89,13 @@ def _host_tile(snapshot: RunSnapshot) -> dict[str, str]:
 
 def _ceiling_note(snapshot: RunSnapshot) -> str:
     if not len(snapshot.steps):
-        return "of model work"
+        return "useful work"
     tflops = recent_median(snapshot.steps.tflops)
     each = ""
     if snapshot.device == "cuda" and snapshot.rank_count > 1:
         each = f"{in_digits(tflops / snapshot.rank_count)} a GPU"
     if not snapshot.ceiling_tflops:
-        return each or "of model work"
+        return each or "useful work"
     share = f"{in_share(tflops / snapshot.ceiling_tflops)} of "
     return f"{each}, {share}the ceiling" if each else f"{share}this machine's ceiling"
 

@@ -64,7 +64,7 @@ def test_neighbors_in_the_same_place_are_one_segment():
     (model, step) = pool_bar(RAM)["segments"]
     assert (model["label"], model["share"]) == ("blocks 13–27, head", round(53 / 60, 4))
     assert model["text"] == "blocks 13 to 27 and head: weights, moments and gradients: 53.0 GiB"
-    assert step["text"] == "a step’s work: 7.00 GiB"
+    assert step["text"] == "working memory: 7.00 GiB"
 
 
 def test_where_more_is_needed_than_there_is_the_bar_says_where_that_ends():

@@ -144,7 +144,7 @@ def test_what_does_not_fit_names_by_how_much_and_cannot_start(checker):
     verdict = checker.fit_panel(shown(model__source="Qwen/Qwen2.5-14B"))
     host = verdict["bars"][1]
     assert (verdict["tone"], verdict["can_start"], host["tone"]) == ("bad", False, "bad")
-    assert host["text"].endswith(" short") and verdict["time"] == []
+    assert "; only " in host["text"] and verdict["time"] == []
     (line,) = host["figure"]["layout"]["shapes"]
     assert line["x0"] < sum(trace["x"][0] for trace in host["figure"]["data"])
 
