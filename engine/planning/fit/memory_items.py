@@ -137,6 +137,11 @@ class MemoryItem(Word):
         """Whether the item is in host memory before the first plane is allocated."""
         return self in (MemoryItem.RUNTIME, MemoryItem.DATA)
 
+    @property
+    def is_there_while_loading(self) -> bool:
+        """Whether a run that reads weights has the item in host memory by then."""
+        return self.is_plane or self in _WHILE_LOADING
+
 
 _OVERHEAD = frozenset(
     (
@@ -147,6 +152,15 @@ _OVERHEAD = frozenset(
         MemoryItem.CUDA_CONTEXT,
         MemoryItem.ALLOCATOR_SLACK,
         MemoryItem.COLLECTIVE,
+    )
+)
+_WHILE_LOADING = frozenset(
+    (
+        MemoryItem.GRADIENT_RING,
+        MemoryItem.STATES_RING,
+        MemoryItem.UPDATED_MATRIX,
+        MemoryItem.HOST_BLOCK_INPUTS,
+        MemoryItem.DISK_RINGS,
     )
 )
 _ACTIVATIONS = frozenset(

@@ -68,14 +68,7 @@ def loading_peak(items: Sequence[Item], model: Mapping[str, Any]) -> float:
     general = _total(item for item in items if item.kind.is_there_from_the_start)
     loading = [item for item in items if item.kind == MemoryItem.LOADING_PEAK]
     if _total(loading):
-        others = (
-            MemoryItem.GRADIENT_RING,
-            MemoryItem.STATES_RING,
-            MemoryItem.UPDATED_MATRIX,
-            MemoryItem.HOST_BLOCK_INPUTS,
-            MemoryItem.DISK_RINGS,
-        )
-        kept = _total(item for item in items if item.kind.is_plane or item.kind in others)
+        kept = _total(item for item in items if item.kind.is_there_while_loading)
         return general + kept + _total(loading)
     weights = _total(item for item in items if item.kind.is_weights)
     copy = 0

@@ -71,11 +71,12 @@ def test_compiled_code_is_kept_where_no_other_account_writes(monkeypatch, own_ca
 
 
 @needs_compiler
-@pytest.mark.slow("torch compiles the blocks of five plans, for half a minute")
+@pytest.mark.slow("torch compiles the blocks of several plans, for half a minute")
+@pytest.mark.parametrize("half", [0, 1])
 @pytest.mark.usefixtures("quick_compiler", "one_shape_of_loss")
-def test_compiled_plans_give_the_same_bits_and_nearly_those_of_eager_ones():
+def test_compiled_plans_give_the_same_bits_and_nearly_those_of_eager_ones(half):
     expected = planes_after(COMPILED)
-    for changes in SAME_BITS.values():
+    for changes in [*SAME_BITS.values()][half::2]:
         assert_same_bits(planes_after(COMPILED.changed(**changes)), expected)
     for ours, theirs in zip(expected, planes_after(BASE)):
         assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()

@@ -111,7 +111,7 @@ def test_a_text_that_looks_like_a_timeline_is_none(tmp_path):
 
 def test_a_damaged_timeline_is_told(record):
     text = record.read_text(encoding="utf-8").replace(
-        '"unit": "block.3", "op": "forward"', '"unit": 3, "op": "forward"'
+        '"unit": "block 3", "op": "forward"', '"unit": 3, "op": "forward"'
     )
     record.write_text(text, encoding="utf-8")
     with pytest.raises(RunError, match="The timeline of step 20 is damaged"):

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,12 @@ def undisturbed(config, runs: Path) -> None:
     run = start_run(config, runs)
     finish(run)
     steps = [event.step for event in events_of(run, CheckpointWritten)]
-    assert 3 <= len(steps) <= STEPS // 2, f"steps do not go on beside a checkpoint: {steps}"
+    # Every step asks for a checkpoint, and none is begun while one is written. How many steps go on
+    # meanwhile depends on what else the machine does.
+    assert len(steps) >= 3
+    assert any(later > step + 1 for step, later in pairwise(steps)), (
+        f"steps do not go on beside a checkpoint: {steps}"
+    )
     (runs / "counts.json").write_text(json.dumps(counts))
 
 
