@@ -138,7 +138,7 @@ SHORT_HELP = {
     **source_labels.SHORT_HELP,
     "train.steps": "Give these or epochs.",
     "train.epochs": "Passes over the data.",
-    "train.batch_size": "Examples per update.",
+    "train.batch_size": "Rows per update.",
     "train.optimizer": (
         "14, 10 or 8.03 bytes of RAM a parameter, fp32 masters and gradient included (2 more in "
         "float32; 10 for embeddings in 8 bits). Smaller moments change results slightly. "

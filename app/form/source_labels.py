@@ -59,7 +59,7 @@ SHORT_HELP = {
     "data.source": (
         "A file, a folder or a Hugging Face id; several as [{source: a, weight: 2}, {source: b}]."
     ),
-    "data.max_seq_len": "Longer examples are cut, and you are told how many.",
+    "data.max_seq_len": "Longer examples are cut and counted; long texts continue in the next row.",
     "model.rope_scaling": "For rows longer than those of the model, which must learn them.",
     "model.rope_factor": "Rows may be this many times as long.",
     "data.roles": "Such as customer=user, or critic=critic if the chat template has that role.",

@@ -16,10 +16,10 @@ from engine.planning.fit.pool_costs import LEAST_SHARE, Costs, Work, roughly
 
 HELD_LABELS = {
     Held.MODEL: "the model",
-    Held.COPY: "its cache during a step",
+    Held.COPY: "a copy of its weights",
     Held.STEP: "working memory",
-    Held.FILES: "checkpoints and reading",
-    Held.PROGRAM: "program and reserve",
+    Held.FILES: "checkpoints and loading",
+    Held.PROGRAM: "program, data and reserve",
 }
 FREE = "free"
 ALL_PLANES = 3
@@ -41,7 +41,7 @@ class Segment:
             return HELD_LABELS[self.held]
         which = together_text(self.units)
         if self.held == Held.COPY:
-            return f"{which}: cache during a step"
+            return f"{which}: a copy of the weights"
         return which
 
 

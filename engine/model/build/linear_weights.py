@@ -17,7 +17,7 @@ _ROUTERS = ("TopKRouter", "TopkRouter", "HashRouter")
 """Names of classes end so whose `weight` [experts, features] is that of a linear map."""
 
 
-def other_matrix(model: StreamedModel) -> str:
+def non_linear_matrix(model: StreamedModel) -> str:
     """Returns the full name of a trained parameter of a block that has two dimensions and is
     neither the weight of a linear layer nor a factor of the adapter of one, "" if there is none.
     """

@@ -22,7 +22,7 @@ from engine.model.build.activations import (
     first_of,
     handed_numel,
 )
-from engine.model.build.linear_weights import other_matrix
+from engine.model.build.linear_weights import non_linear_matrix
 from engine.model.build.specimens import Specimens, arguments_on_meta, on_meta
 from engine.model.build.units import TORCH_DTYPES, StreamedModel
 from engine.planning.layout.adapter_layout import adapted_stacks
@@ -117,7 +117,7 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
         argument_numel=argument_numel(model),
         handed_numel=handed_numel(model),
         untouched_numel=sum(model.non_text.values()),
-        other_matrix=other_matrix(model),
+        non_linear_matrix=non_linear_matrix(model),
         stored_as=None if model.quantized is None else model.quantized.method,
     )
 

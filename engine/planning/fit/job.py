@@ -159,10 +159,10 @@ def refuse_contradictions(job: Job) -> None:
     if not job.cuts_units:
         _refuse_cut_units(job)
     optimizer = job.config.train.optimizer
-    if OPTIMIZERS[optimizer].orthogonalizes and shape.other_matrix:
+    if OPTIMIZERS[optimizer].orthogonalizes and shape.non_linear_matrix:
         raise ConfigError(
             "train.optimizer",
-            f"{optimizer} would orthogonalize updates of {shape.other_matrix} of "
+            f"{optimizer} would orthogonalize updates of {shape.non_linear_matrix} of "
             f"{shape.model_type}, which has two dimensions but is not the weight of one linear "
             f"layer; set train.optimizer to {ADAMW}.",
         )

@@ -76,7 +76,7 @@ class ModelShape:
     """Elements of the parts that text does not reach. They are copied into an export."""
     stored_as: Method | None = None
     """How the checkpoint's weights are quantized."""
-    other_matrix: str = ""
+    non_linear_matrix: str = ""
     """Full name of a trained parameter of a block that has two dimensions and is not the weight of
     one linear layer, so that its update must not be orthogonalized; "" where there is none.
     """

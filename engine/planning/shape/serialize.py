@@ -67,7 +67,7 @@ HANDED = "handed_numel"
 """A row of a model whose blocks hand values to later blocks has this key."""
 STORED_AS = "stored_as"
 """A row of a checkpoint whose weights are dequantized on loading has this key."""
-OTHER_MATRIX = "other_matrix"
+NON_LINEAR_MATRIX = "non_linear_matrix"
 """A row of a model with such a parameter has this key."""
 TILED = "{} in tiles"
 """A block of which parts can run in sequence chunks has the numbers of its `TiledBlock` under this
@@ -109,7 +109,7 @@ def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
         **({UNTOUCHED: first.untouched_numel} if first.untouched_numel else {}),
         **({HANDED: first.handed_numel} if first.handed_numel else {}),
         **({} if first.stored_as is None else {STORED_AS: first.stored_as.value}),
-        **({OTHER_MATRIX: first.other_matrix} if first.other_matrix else {}),
+        **({NON_LINEAR_MATRIX: first.non_linear_matrix} if first.non_linear_matrix else {}),
         "logit_bytes": {dtype: shape.logit_bytes for dtype, shape in shapes.items()},
         **_in_kinds(units),
     }
@@ -165,7 +165,7 @@ def with_adapters(shape: ModelShape, row: Mapping[str, Any], rank: int) -> Model
     active = shape.active_parameters + trained
     work = (active + (active - below) + trained) // 3
     return replace(
-        shape, units=units, active_parameters=active, work_parameters=work, other_matrix=""
+        shape, units=units, active_parameters=active, work_parameters=work, non_linear_matrix=""
     )
 
 
@@ -228,7 +228,7 @@ def unpack(row: Mapping[str, Any], dtype: str, source: str, **changes: Any) -> M
     values.setdefault(WORK, row.get(WORK))
     values.setdefault(UNTOUCHED, row.get(UNTOUCHED, 0))
     values.setdefault(HANDED, row.get(HANDED, 0))
-    values.setdefault(OTHER_MATRIX, row.get(OTHER_MATRIX, ""))
+    values.setdefault(NON_LINEAR_MATRIX, row.get(NON_LINEAR_MATRIX, ""))
     values[STORED_AS] = Method(row[STORED_AS]) if row.get(STORED_AS) else None
     attention = {name: row[key] for key, name in ATTENTION_FIELDS.items()}
     kinds = [row["kinds"][kind] for kind, count in row["units"] for _ in range(count)]

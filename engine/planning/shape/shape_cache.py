@@ -35,8 +35,8 @@ from engine.planning.shape.serialize import (
     FROZEN,
     HANDED,
     KEEP_IN_FP32,
+    NON_LINEAR_MATRIX,
     NOT_TRAINED,
-    OTHER_MATRIX,
     RUNS,
     SHARED,
     STORED_AS,
@@ -237,7 +237,7 @@ def _is_row(row: Any, dtype: str) -> bool:
         and _is_count(row.get(WORK, 0))
         and _is_count(row.get(UNTOUCHED, 0))
         and _is_count(row.get(HANDED, 0))
-        and isinstance(row.get(OTHER_MATRIX, ""), str)
+        and isinstance(row.get(NON_LINEAR_MATRIX, ""), str)
         and row.get(STORED_AS) in (None, *Method)
         and all(name in row and (row[name] is None or _is_count(row[name])) for name in optional)
     )

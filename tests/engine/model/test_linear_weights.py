@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.model.build.build import build_model
-from engine.model.build.linear_weights import other_matrix
+from engine.model.build.linear_weights import non_linear_matrix
 from tests.support.families import tiny_family_config
 from tests.support.family_parity import SUPPORTED
 from tests.support.sets import FAMILY_SWEEP, slow_but
@@ -38,19 +38,19 @@ def built(family: str, parts: Adapters | None = None, **changes):
 @pytest.mark.parametrize("family", REFUSED)
 def test_other_matrices_are_found_by_name(family):
     name, changes = REFUSED[family]
-    assert other_matrix(built(family, **changes)).endswith(f".{name}")
+    assert non_linear_matrix(built(family, **changes)).endswith(f".{name}")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mixtral", "qwen2_moe", "qwen3"])
 def test_linear_layers_and_routers_are_trained(family):
-    assert other_matrix(built(family)) == ""
+    assert non_linear_matrix(built(family)) == ""
 
 
 def test_factors_of_linear_layers_are_trained_and_those_of_stacked_experts_are_found():
-    assert other_matrix(built("gpt_oss", Adapters(targets=("q_proj",)))) == ""
-    assert other_matrix(built("gpt2", Adapters(targets=("c_attn",)))) == ""
+    assert non_linear_matrix(built("gpt_oss", Adapters(targets=("q_proj",)))) == ""
+    assert non_linear_matrix(built("gpt2", Adapters(targets=("c_attn",)))) == ""
     stacked = Adapters(targets=("q_proj",), target_parameters=("experts.down_proj",))
-    assert other_matrix(built("mixtral", stacked)).endswith("experts.lora_A.weight")
+    assert non_linear_matrix(built("mixtral", stacked)).endswith("experts.lora_A.weight")
 
 
 @pytest.mark.parametrize("family", slow_but(SUPPORTED, MOST_USED, FAMILY_SWEEP))
@@ -68,4 +68,4 @@ def test_every_family_has_linear_weights_alone_or_tells_another(family):
             for spec, _ in unit.layout.trained
             if len(spec.shape) == 2 and spec.name not in of_linear
         ]
-    assert other_matrix(model) == (others[0] if others else "")
+    assert non_linear_matrix(model) == (others[0] if others else "")

@@ -197,8 +197,7 @@ def test_a_way_that_fits_is_found_where_one_of_all_candidates_fits(monkeypatch):
         changes = dict(train__optimizer=optimizer, train__batch_size=8, engine__rounds=rounds)
         job = Job(big_shape().with_optimizer(optimizer), config(**changes), 1024)
         least_choices(job, Target("cuda", gib * GIB, ram * GIB))
-    assert True in found
-    assert False in found
+    assert {*found} == {True, False}  # jobs of both kinds were compared
     assert max(filled) > 1
 
 

@@ -56,7 +56,7 @@ def test_several_gpus_and_nodes_are_refused_with_what_to_do(numbers):
 
 
 def test_a_model_whose_matrices_are_not_all_linear_is_refused_by_name():
-    shape = replace(big_shape(), other_matrix="model.layers.0.mixer.A_log")
+    shape = replace(big_shape(), non_linear_matrix="model.layers.0.mixer.A_log")
     target = Target("cuda", 80 * GIB, 200 * GIB, FAST_RATES)
     with pytest.raises(ConfigError) as caught:
         choose(Job(shape.with_optimizer("muon"), config(**MUON), 1024), target)
