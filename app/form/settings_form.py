@@ -151,7 +151,7 @@ SHORT_HELP = {
     "train.part_names": "Full names, such as model.layers.*.mlp.* or lm_head.weight.",
     "train.last_blocks": "All parameters of so many blocks; final norm and head are named above.",
     **preference_labels.SHORT_HELP,
-    "train.learning_rate": "How large each update is.",
+    "train.learning_rate": "Size of each update.",
     "train.decay_steps": "Of warmup_stable_decay, at the end; empty: a tenth of the run.",
     "train.min_learning_rate": "Reached by the end of the run.",
     "train.label_smoothing": "Of the loss of steps; 0 is none. Validation losses are without it.",
