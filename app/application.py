@@ -31,6 +31,7 @@ from app.pages.run.timeline_routes import timeline_routes
 from app.pages.runs.compare_routes import compare_routes
 from app.pages.runs.list_routes import list_routes
 from app.pages.runs.queue_routes import queue_routes
+from app.server.compressed import Compressed
 from app.server.first_script import FirstScript
 from app.server.gradio_calls import CheckedCalls
 from app.server.gradio_paths import OnlyNeeded
@@ -64,7 +65,7 @@ def build_app(
     opening = Middleware(
         Opening,
         session=session,
-        scripts=[plotly_address()],
+        plotly=plotly_address(),
         styles=addresses(".css"),
         modules=addresses(".js"),
     )
@@ -76,6 +77,7 @@ def build_app(
         middleware=[
             Middleware(Guard, policy=policy),
             Middleware(OnlyNeeded),
+            Middleware(Compressed),
             Middleware(KeptFiles),
             Middleware(CheckedCalls, page=page),
             Middleware(KnownStreams, page=page),

@@ -3,6 +3,7 @@
 
 const PAGES = ["new", "runs", "chat", "hardware"];
 const VIEWS = ["overview", "learning", "machine", "chat", "settings", "log", "export"];
+const CHARTED = ["overview", "learning", "machine"]; // views of a run that have charts
 // Addresses of earlier versions name a tab.
 const TABS = new Map([
     ["train", "new"],
@@ -33,6 +34,9 @@ function pageOf(query) {
     if (query.get("run") || VIEWS.includes(query.get("view"))) return "run";
     return query.has("compare") ? "runs" : "new";
 }
+
+// Whether a place shows charts as soon as it is opened.
+export const hasCharts = ({ page, view }) => page === "run" && CHARTED.includes(view);
 
 export function addressOf({ page, view, run, step }) {
     const query = new URLSearchParams();

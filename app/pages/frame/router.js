@@ -1,7 +1,8 @@
 // Which place is shown. The address says it, so that Back, Forward, a reload and a second tab find
 // the same.
 
-import { addressOf, readPlace } from "../../shared/address.js";
+import { addressOf, hasCharts, readPlace } from "../../shared/address.js";
+import { preparePlotly } from "../../shared/charts/load_plotly.js";
 import { trainShown } from "../new/train.js";
 import { wake } from "./schedule.js";
 import { page, places } from "./state.js";
@@ -32,6 +33,7 @@ function show(place) {
     page.place = null; // forgetting a run changes no address
     if (page.chosen && place.run !== page.run) takeRun(place.run);
     page.place = place;
+    if (hasCharts(place)) preparePlotly();
     places.run?.setStep(place.step);
     draw();
     if (isMoved) {

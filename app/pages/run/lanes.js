@@ -4,6 +4,7 @@
 //
 // A bar is identified by its lane, which is a trace, and its index in the lane.
 
+import { withoutEntities } from "../../shared/charts/hover_text.js";
 import { el } from "../../shared/dom.js";
 
 const DIGIT = 8; // pixels that a digit of a block's number takes at most
@@ -276,8 +277,7 @@ const start = ({ lane, index }) => lane.base[index];
 const middle = ({ lane, index }) => lane.base[index] + lane.x[index] / 2;
 export const isPredicted = (shape) => shape.name === "predicted";
 
-// The text that Plotly would show in a hover label; in it, <, > and & of names were escaped as
-// entities.
+// The text that Plotly would show in a hover label.
 function linesOf({ lane, index }) {
     const values = {
         customdata: lane.customdata?.[index],
@@ -292,9 +292,6 @@ function linesOf({ lane, index }) {
 
 const written = (value) =>
     typeof value === "number" ? String(Number(value.toPrecision(4))) : value;
-
-const withoutEntities = (line) =>
-    line.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&");
 
 // Two slanted lines, which continue across tiles.
 function hatchTile(color) {

@@ -2,7 +2,8 @@
 // and its zoom.
 
 import { drawLater } from "../../shared/charts/drawing.js";
-import { CONFIG, loadPlotly, markDrawn, onScreen, themed } from "../../shared/charts/plots.js";
+import { plotlyFor } from "../../shared/charts/load_plotly.js";
+import { CONFIG, markDrawn, onScreen, themed } from "../../shared/charts/plots.js";
 import { el, send } from "../../shared/dom.js";
 import { isPredicted, LaneBars, MARGIN } from "./lanes.js";
 import { PhaseBand } from "./phases.js";
@@ -247,9 +248,9 @@ export class Timeline {
 
     async draw() {
         if (!this.dirty || !this.taken || !onScreen(this.node)) return;
-        const Plotly = await loadPlotly();
+        const Plotly = await plotlyFor(this.node, () => this.schedule());
         const { taken, node } = this;
-        if (!taken || !onScreen(node)) return;
+        if (!Plotly || !taken || !onScreen(node)) return;
         this.dirty = false;
         this.bars.take(this.detail?.figure ?? taken);
         const layout = this.axes();
@@ -391,8 +392,7 @@ export class Timeline {
 
     async setRange(range) {
         if (!this.drawn || !this.taken) return;
-        const Plotly = await loadPlotly();
-        await Plotly.relayout(this.node, {
+        await window.Plotly.relayout(this.node, {
             "xaxis.range": range ?? [...this.taken.layout.xaxis.range],
         });
     }

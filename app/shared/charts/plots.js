@@ -1,8 +1,9 @@
 // Draws with Plotly in place, and links charts that share their x axis: a zoom or a pointer in one
 // of them applies to all.
 
-import { el, isShown } from "../dom.js";
+import { isShown } from "../dom.js";
 import { drawLater } from "./drawing.js";
+import { plotlyFor } from "./load_plotly.js";
 import { patience } from "./patience.js";
 
 export const CONFIG = {
@@ -14,26 +15,6 @@ export const CONFIG = {
 };
 const NARROW = 480; // px of a chart below which its legend is smaller
 const BESIDE = 200; // px outside the visible area in which charts are already drawn
-
-let plotly;
-
-// Loads plotly.js at the first drawing.
-export function loadPlotly() {
-    plotly ??= new Promise((resolve, reject) => {
-        const address = document.querySelector('meta[name="ramstream-plotly"]').content;
-        const script = el("script", {
-            src: address,
-            load: () => resolve(window.Plotly),
-            error: () => {
-                plotly = undefined; // the next drawing tries again
-                script.remove();
-                reject(new Error("The charts could not be loaded: the server does not answer."));
-            },
-        });
-        document.head.append(script);
-    });
-    return plotly;
-}
 
 // Returns the layout of a figure from the server, in the colors of the page and the size of its
 // place.
@@ -174,9 +155,10 @@ export class LinkedCharts {
     }
 
     async draw(plot) {
-        const Plotly = await loadPlotly();
-        const { node, figure } = plot;
-        if (!plot.dirty || !figure || !onScreen(node)) return;
+        const { node } = plot;
+        const Plotly = await plotlyFor(node, () => this.schedule());
+        const { figure } = plot;
+        if (!Plotly || !plot.dirty || !figure || !onScreen(node)) return;
         plot.dirty = false;
         clearTimeout(plot.timer);
         plot.timer = null;

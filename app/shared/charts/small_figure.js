@@ -1,47 +1,105 @@
-// Draws a small standalone figure, as wide as its place and in the colors of the theme.
+// Draws small figures of bars from elements of the page. They need no plotly.js, take the colors of
+// the theme as it changes, and any width.
 
-import { CONFIG, loadPlotly, themed } from "./plots.js";
+import { el } from "../dom.js";
+import { withoutEntities } from "./hover_text.js";
 
-// Draws into `node`, and again when the width of the node or the theme changes.
+const TICKS = 6; // of the x axis, at most
+
 export class SmallFigure {
     constructor(node) {
         this.node = node;
-        new ResizeObserver(() => {
-            if (node.clientWidth !== this.width) this.draw();
-        }).observe(node);
-        new MutationObserver(() => this.draw()).observe(document.body, {
-            attributeFilter: ["class"],
-        });
+        node.classList.add("rs-small-figure");
     }
 
-    // caption: a description of the figure.
+    // figure: bars as Plotly takes them. caption: a description of the figure.
     show(figure, caption) {
-        this.figure = figure;
         this.node.setAttribute("aria-label", caption);
-        this.draw();
-    }
-
-    async draw() {
-        const Plotly = await loadPlotly();
-        const { node } = this;
-        this.width = node.clientWidth;
-        if (!this.width || !this.figure) return;
-        const { data, layout } = colored(this.figure);
-        const drawn = JSON.stringify([this.width, data, layout, document.body.className]);
-        // Drawing a bar takes longer than drawing all the text next to it.
-        if (drawn === this.drawn) return;
-        this.drawn = drawn;
-        await Plotly.react(node, data, themed(layout, node), CONFIG);
+        const text = JSON.stringify(figure);
+        if (text === this.shown) return;
+        this.shown = text;
+        const isLying = figure.data[0]?.orientation === "h";
+        this.node.replaceChildren(...(isLying ? stacked(figure) : histogram(figure)));
     }
 }
 
-// Returns a figure with variables of the style sheet replaced by the colors of this theme.
-function colored(value) {
-    if (typeof value === "string") return value.startsWith("--rs-") ? variable(value) : value;
-    if (Array.isArray(value)) return value.map(colored);
-    if (!value || typeof value !== "object") return value;
-    const pairs = Object.entries(value).map(([name, item]) => [name, colored(item)]);
-    return Object.fromEntries(pairs);
+// One bar of segments, and the limit.
+function stacked({ data, layout }) {
+    const end = layout.xaxis.range[1];
+    let at = 0;
+    const segments = data.map((trace) => {
+        const bar = placed("i", { left: at / end, width: trace.x[0] / end });
+        at += trace.x[0];
+        return colored(bar, trace.marker.color, hoverText(trace, 0));
+    });
+    return [...segments, ...lines(layout, [0, end])];
 }
 
-const variable = (name) => getComputedStyle(document.body).getPropertyValue(name).trim();
+// Bars from the bottom, with an axis of their widths and one of their heights.
+function histogram({ data, layout }) {
+    const [trace] = data;
+    const { x, y, width } = trace;
+    const from = x[0] - width[0] / 2;
+    const to = Math.max(x.at(-1) + width.at(-1) / 2, ...layout.shapes.map(({ x0 }) => x0));
+    const highest = Math.max(...y, 1);
+    const share = (value) => (value - from) / (to - from);
+    const bars = x.map((center, index) => {
+        const wide = (width[index] * (1 - layout.bargap)) / (to - from);
+        const bar = placed("i", {
+            left: share(center) - wide / 2,
+            width: wide,
+            height: y[index] / highest,
+        });
+        return colored(bar, trace.marker.color[index], hoverText(trace, index));
+    });
+    const ticks = ticksOf(from, to).map((value) =>
+        placed("span", { left: share(value) }, value.toLocaleString("en")),
+    );
+    const heights = [0, highest].map((value) =>
+        placed("span", { bottom: value / highest }, value.toLocaleString("en")),
+    );
+    return [
+        el("div", { class: "rs-heights" }, ...heights),
+        el("div", { class: "rs-bars" }, ...bars, ...lines(layout, [from, to])),
+        el("div", { class: "rs-widths" }, ...ticks),
+        el("p", { class: "rs-axis" }, layout.xaxis.title.text),
+    ];
+}
+
+function lines({ shapes }, [from, to]) {
+    return shapes.map(({ x0, line }) => {
+        const mark = placed("b", { left: (x0 - from) / (to - from) });
+        const style = line.dash ? "dotted" : "solid";
+        mark.style.borderLeft = `${line.width}px ${style} var(${line.color})`;
+        return mark;
+    });
+}
+
+// Creates a node at these shares of its place.
+function placed(tag, shares, text) {
+    const node = el(tag, {}, text);
+    for (const [side, share] of Object.entries(shares)) node.style[side] = `${100 * share}%`;
+    return node;
+}
+
+function colored(node, color, title) {
+    node.style.background = color.startsWith("--rs-") ? `var(${color})` : color;
+    node.title = title;
+    return node;
+}
+
+function hoverText(trace, index) {
+    const values = { customdata: trace.customdata?.[index], y: trace.y[index] };
+    const text = trace.hovertemplate.replace("<extra></extra>", "");
+    return withoutEntities(text.replace(/%\{(\w+)\}/g, (_, name) => values[name]));
+}
+
+// Round numbers between both ends: 1, 2 or 5 times a power of ten apart.
+function ticksOf(from, to) {
+    const least = Math.max(1, (to - from) / TICKS);
+    const power = 10 ** Math.floor(Math.log10(least));
+    const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= least);
+    const ticks = [];
+    for (let at = Math.ceil(from / step) * step; at <= to; at += step) ticks.push(at);
+    return ticks;
+}
