@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.shared.run_row import RunScan
-from app.verdict.validation import memorizes
+from app.verdict.findings import Tone
+from app.verdict.judge import verdict
 from engine import safe_files
 from engine.errors import RunError
 from engine.files import bytes_in
@@ -133,19 +134,20 @@ class RunScans:
 def scanned(folder: RunFolder) -> RunScan:
     """Returns a new scan of a run."""
     sparkline = read_sparkline(folder.events_path)
-    return RunScan(sparkline, bytes_in(folder.path), _memorizes(folder.events_path, sparkline))
+    return RunScan(sparkline, bytes_in(folder.path), _alarm(folder.events_path, sparkline))
 
 
-def _memorizes(path: Path, sparkline: Sparkline) -> bool:
-    """Returns whether a run that is over memorizes its rows. Its page judges that by the whole
-    record, which is read only if the run may be shown in green.
+def _alarm(path: Path, sparkline: Sparkline) -> Tone | None:
+    """Returns the tone of what is wrong with a run that has finished. Its page judges that by the
+    whole record, which is read only if the run may be shown in green.
     """
     if not sparkline.is_over or sparkline.validation_loss is None or sparkline.worse is not None:
-        return False
+        return None
     snapshot = RunSnapshot()
     try:
         for record in replay(path):
             snapshot.apply(record)
-        return memorizes(snapshot)
+        main = verdict(snapshot, "finished").main if snapshot.state == "finished" else None
     except (ArithmeticError, AttributeError, LookupError, RunError, TypeError, ValueError):
-        return False  # its row says what is wrong with the record
+        return None  # its row says what is wrong with the record
+    return main.tone if main is not None and main.is_alarm else None

@@ -12,7 +12,6 @@ import numpy as np
 
 from app.labels import (
     STATE_LABELS,
-    STATE_TONES,
     in_count,
     in_share,
     in_time,
@@ -22,8 +21,6 @@ from app.labels import (
 from app.verdict.findings import Verdict
 from app.verdict.judge import verdict
 from app.verdict.outcome import how_it_can_go_on, how_it_ended, how_its_export_failed
-from app.verdict.validation import memorizes
-from engine.runs.record.before_training import worse_than_before
 from engine.runs.record.run_folder import shown_state
 from engine.runs.record.snapshot import OVER_STATES, RECENT_STEPS, Job, RunSnapshot
 from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
@@ -39,7 +36,7 @@ JOB_LABELS = {
     "reference": "Answers before training",
     "sample": "Validation prompts",
     "prompts": "Sample prompts",
-    "dry_run": "Trying a step",
+    "dry_run": "Testing the largest step",
 }
 PENDING_LABELS = {
     "stop": "Stop requested: finishing the step, then saving.",
@@ -110,7 +107,7 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun, judged: Verdict | None = None)
     the verdict, where it is known already.
     """
     state = run.state(snapshot.state)
-    tone = shown_tone(snapshot, state)
+    tone = shown_tone(snapshot, state, judged)
     rates = snapshot.steps.tokens_per_second
     seconds = snapshot.steps.seconds
     lacks_space_for = snapshot.lacks_space_for if state == "paused" else ""
@@ -165,14 +162,15 @@ def recent_median(values: Sequence[float]) -> float:
     return float(np.median(values[-RECENT_STEPS:]))
 
 
-def shown_tone(snapshot: RunSnapshot, state: str) -> str:
-    """Returns the tone of a state. A run that has finished, and has made its model worse or knows
-    its rows by heart and nothing else, is not green.
+def shown_tone(snapshot: RunSnapshot, state: str, judged: Verdict | None = None) -> str:
+    """Returns the tone of a state; a run that has finished is as green as its verdict. `judged` is
+    that, where it is known already.
     """
-    if STATE_TONES[state] == "good" and worse_than_before(snapshot) is not None:
-        return "bad"
     tone = state_tone(state, snapshot.export_failed)
-    return "warn" if tone == "good" and memorizes(snapshot) else tone
+    if state != "finished":
+        return tone
+    main = (judged or verdict(snapshot, state)).main
+    return main.tone if main.is_alarm else tone
 
 
 def _mark(snapshot: RunSnapshot, state: str, tone: str) -> str:
@@ -214,7 +212,7 @@ def sentence(
     if state in OVER_STATES or state == "interrupted":
         return _over_sentence(snapshot, state, saved, judged)
     if snapshot.job is not None:
-        return _job_sentence(snapshot.job)
+        return job_sentence(snapshot.job)
     if state == "paused":
         if snapshot.lacks_space_for:
             return snapshot.reason
@@ -236,7 +234,8 @@ def _over_sentence(
     return ended if has_whole_reason else f"{ended} {how_it_can_go_on(state, saved)}".rstrip()
 
 
-def _job_sentence(job: Job) -> str:
+def job_sentence(job: Job) -> str:
+    """Returns what is being done, and how far it is."""
     text = JOB_LABELS.get(job.job, job.job.replace("_", " ").capitalize())
     if job.total:
         text += f" {in_share(job.done / job.total)}"

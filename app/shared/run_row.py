@@ -10,6 +10,7 @@ from typing import Any
 
 from app.labels import STATE_TONES, in_bytes, in_digits, in_time, state_label, state_tone
 from app.shared.run_bar import actions_in
+from app.verdict.findings import Tone
 from engine.runs.record.before_training import Worse
 from engine.runs.summaries.listing import RunSummary
 from engine.runs.summaries.sparkline import NO_SPARKLINE, Sparkline
@@ -36,8 +37,8 @@ class RunScan:
     sparkline: Sparkline = NO_SPARKLINE
     folder_bytes: int | None = None
     """Bytes of the files in the run's folder; None if they were not counted yet."""
-    memorizes: bool = False
-    """Whether the run is over and memorizes its rows, as on its page."""
+    alarm: Tone | None = None
+    """Tone of what is wrong with a run that has finished, as on its page."""
 
 
 NOT_SCANNED = RunScan()
@@ -104,7 +105,7 @@ def _run_row(run: RunSummary, weights: Weights, scan: RunScan, is_busy: bool) ->
         "note": run.note,
         "state": run.state,
         "word": state_label(run.state, run.export_failed),
-        # As on its page: a run that made its model worse or memorizes its rows is not green.
+        # As on its page: a run is as green as its verdict.
         "tone": _tone(run, scan),
         "steps": steps,
         "loss": in_digits(run.loss),
@@ -132,13 +133,13 @@ def _tone(run: RunSummary, scan: RunScan) -> str:
     if STATE_TONES[run.state] == "good" and scan.sparkline.worse is not None:
         return "bad"
     tone = state_tone(run.state, run.export_failed)
-    return "warn" if tone == "good" and scan.memorizes else tone
+    return scan.alarm if tone == "good" and scan.alarm else tone
 
 
 def _curve_tone(scan: RunScan) -> str:
     if scan.sparkline.worse is not None:
         return "bad"
-    return "warn" if scan.memorizes else "good"
+    return scan.alarm or "good"
 
 
 def _validation(sparkline: Sparkline) -> str:

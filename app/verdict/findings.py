@@ -16,6 +16,7 @@ Rule = Literal[
     "diverging",
     "worse than before training",
     "memorizes",
+    "no better",
     "overfitting",
     "possibly overfitting",
     "not learning",
@@ -86,13 +87,24 @@ class Verdict:
     @property
     def offer(self) -> Offer | None:
         """The first change that one of the findings offers; its label describes it."""
-        offers = (found.offer for found in (self.main, *self.also))
-        return next((offer for offer in offers if offer is not None), None)
+        return None if self._offering is None else self._offering.offer
+
+    @property
+    def _offering(self) -> Finding | None:
+        found = (each for each in (self.main, *self.also) if each.offer is not None)
+        return next(found, None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the verdict in the form that pages receive."""
-        offer = None
-        if self.offer is not None:
-            offer = {"label": as_labeled(self.offer.label), "changes": self.offer.changes}
+        """Returns the verdict in the form that pages receive. An offer `leads` where it is of what
+        is wrong with the learning, and `stops` where going on is a waste.
+        """
+        offer, by = None, self._offering
+        if by is not None and by.offer is not None:
+            offer = {
+                "label": as_labeled(by.offer.label),
+                "changes": by.offer.changes,
+                "leads": by.is_alarm and by.rule != "speed",
+                "stops": self.main.tone == "bad",
+            }
         also = [found.to_dict() for found in self.also]
         return self.main.to_dict() | {"offer": offer, "also": also}

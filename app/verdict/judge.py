@@ -39,6 +39,7 @@ BUT = {
     "worse than before training": ", but it is worse than before training",
     "diverging": ", but it diverged",
     "memorizes": ", but it memorizes its rows",
+    "no better": ", but it is no better than before training",
     "overfitting": ", but it overfits",
     "possibly overfitting": ", but it possibly overfits",
     "not learning": ", but it has not learned",
@@ -46,6 +47,7 @@ BUT = {
     "skipped steps": ", with steps that were skipped at the end",
 }
 """Beginning of the text of a finished run where a rule found something wrong."""
+NO_BETTER = "More steps, more data or another learning rate would be the next try."
 
 
 def verdict(
@@ -92,7 +94,8 @@ def _of_a_run_that_ended(
 
 
 def _of_a_finished_run(snapshot: RunSnapshot, config: TrainConfig | None) -> Verdict:
-    judged = sorted(_early_stopping(snapshot, config), key=_rank)
+    judged = [_at_its_end(found, snapshot) for found in _early_stopping(snapshot, config)]
+    judged.sort(key=_rank)
     if not judged:
         return Verdict(Finding("ended", "calm", what_it_reached(snapshot)))
     first, *others = judged
@@ -107,6 +110,23 @@ def _of_a_finished_run(snapshot: RunSnapshot, config: TrainConfig | None) -> Ver
         main = replace(learns, tone="good" if is_good else "calm", text=what_it_reached(snapshot))
     slow = [found for found in _speed(snapshot, config) if found.is_alarm]
     return Verdict(main, (*others, *of_grown_memory(snapshot), *slow))
+
+
+def _at_its_end(found: Finding, snapshot: RunSnapshot) -> Finding:
+    """Returns a finding of a run that has finished: a validation loss that has not fallen below
+    that before training will not do so.
+    """
+    went = validation(snapshot)
+    has_gained = went is None or not went.is_above_before or went.best_step > 0
+    if found.rule != "too early" or has_gained or _answers_more(snapshot):
+        return found
+    return replace(found, rule="no better", tone="warn", advice=NO_BETTER)
+
+
+def _answers_more(snapshot: RunSnapshot) -> bool:
+    """Returns whether more validation prompts are answered exactly than before training."""
+    right = {match.moment: match.correct for match in snapshot.exact_matches}
+    return right.get("after", 0) > right.get("before", 0)
 
 
 def _speed(snapshot: RunSnapshot, config: TrainConfig | None) -> list[Finding]:

@@ -15,7 +15,7 @@ def how_it_ended(snapshot: RunSnapshot, state: str) -> str:
     """Returns one sentence for a run that is over or interrupted."""
     at = f"step {snapshot.step:,}"
     if state == "interrupted":
-        return f"The run was interrupted at {at}, when its program ended."
+        return f"Interrupted at {at}, when its program ended."
     if state == "finished":
         return f"{_how_it_finished(snapshot)} {how_its_export_failed(snapshot)}".rstrip()
     texts = {
@@ -33,20 +33,20 @@ def how_it_can_go_on(state: str, saved: SavedSteps) -> str:
     if state not in ("stopped", "failed", "interrupted"):
         return ""
     if saved.full is not None:
-        return f"Resume goes on from the checkpoint of step {saved.full:,}."
+        return f"Resume continues from step {saved.full:,}."
     if saved.newest is not None:
         return (
-            f"Train on, in Runs, starts a new run from the weights of step {saved.newest:,}; there "
-            "is no full checkpoint to resume from."
+            f"Continue training from here starts a new run from step {saved.newest:,}; there is no "
+            "full checkpoint to resume from."
         )
     if saved.best is not None:
         return (
-            "Train on, in Runs, starts a new run from the best weights, those of step "
-            f"{saved.best:,}; there is no checkpoint to resume from."
+            f"Continue training from here starts a new run from the best step, {saved.best:,}; "
+            "there is no checkpoint to resume from."
         )
     if state == "failed":
-        return "Nothing was saved: “New run from this one” opens its settings in the form."
-    return "Nothing was saved: Start again begins anew with the same settings."
+        return "Nothing was saved. Duplicate opens its settings in the form."
+    return "Nothing was saved. Start again begins anew with the same settings."
 
 
 def how_its_export_failed(snapshot: RunSnapshot) -> str:

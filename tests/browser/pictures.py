@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from app.form.presets import FIRST_PRESET, PRESETS
 from engine.config.settings import TrainConfig
 from engine.training.loop.run import start_run
-from tests.browser.screen import OPENED_RUN, bar, open_page, run_of, state
+from tests.browser.screen import OPENED_RUN, bar, open_page, run_of, state, verdict
 from tests.support.browser import FLAGS, ROOT, Server, chromium_path
 from tests.support.ports import free_port
 
@@ -66,7 +66,7 @@ def overview(page: Page) -> None:
 
 def result(page: Page) -> None:
     expect(state(page)).to_have_text("Finished")
-    expect(page.get_by_role("region", name="What came of it")).to_be_visible()
+    expect(verdict(page)).to_be_visible()
 
 
 def runs(page: Page) -> None:

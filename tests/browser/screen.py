@@ -84,6 +84,16 @@ def state(page: Page):
     return page.locator(".rs-bar .rs-state")
 
 
+def verdict(page: Page) -> Locator:
+    """The head of a run's page."""
+    return page.get_by_role("region", name="Verdict")
+
+
+def open_why(page: Page) -> None:
+    """Opens the reasons for the verdict."""
+    verdict(page).get_by_role("button", name=re.compile("^Why")).click()
+
+
 def note(page: Page):
     return bar(page, "note")
 

@@ -24,6 +24,7 @@ from tests.browser.screen import (
     row_of,
     start_short_run,
     state,
+    verdict,
     wait_for_points,
 )
 from tests.support.browser import ROOT, WAIT_MILLISECONDS
@@ -70,7 +71,7 @@ def test_the_whole_job(page, context, server):
     expect(state(second)).to_have_text("Stopped")
     stopped = int(bar(page, "step").inner_text().split()[0])
     assert 0 < stopped < 60
-    expect(bar(page, "sentence")).to_contain_text("can be resumed")
+    expect(verdict(page)).to_contain_text(f"Resume continues from step {stopped}.")
     open_page(page, "new")
     expect(page.locator("#start")).to_be_enabled()
 
@@ -98,10 +99,9 @@ def test_the_whole_job(page, context, server):
     text = f"Exported the model of step 60 (the best weights) to {server.folder / 'exported'}."
     expect(page.locator("[data-field=export-caption]")).to_have_text(text)
     open_view(page, "overview")
-    card = page.locator("[data-part=result]")
-    expect(card).to_contain_text("Finished 60 steps")
-    expect(card).to_contain_text("All numbers are of the weights of step 60, which were exported.")
-    expect(card).to_contain_text("the best of 4 evaluations")
+    card = verdict(page)
+    expect(card).to_contain_text("Learned: validation loss")
+    expect(card).to_contain_text("Best model: step 60, exported.")
     card.get_by_role("button", name="Chat").click()
     expect(page.locator(".rs-chat select[name=run]")).to_have_value(run_id)
     expect(page.locator(".rs-chat").get_by_label("Weights")).to_have_value("best-60")

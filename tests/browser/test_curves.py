@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from engine.config.settings import TrainConfig
 from engine.runs.record.events import RunStarted, StateChanged, StepFinished
 from engine.runs.record.run_folder import create_run
-from tests.browser.screen import address, open_view
+from tests.browser.screen import address, open_view, open_why, verdict
 from tests.support.browser import ROOT, WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 from tests.support.synthetic_run import records, run_events, step_finished, write_events
@@ -233,12 +233,16 @@ def test_a_diagnosis_opens_a_corrected_draft(live, server):
     ]
     folder = recorded(server, waiting)
     page = live(folder, "loss", "overview")
-    card = page.get_by_role("region", name="Diagnosis")
+    open_why(page)
+    card = verdict(page)
     expect(card).to_contain_text("The host optimizer holds the GPU up for 30 % of the time.")
-    expect(card).to_contain_text("32 rows a step instead of 16, 200 steps instead of 400")
-    card.get_by_role("button", name="Open a corrected draft").focus()
+    offer = card.get_by_role("button", name="Try 32 rows a step")
+    expect(offer).to_have_attribute(
+        "title", "32 rows a step instead of 16, 200 steps instead of 400"
+    )
+    offer.focus()
     page.keyboard.press("Enter")
-    page.wait_for_url("**/?tab=train")
+    page.wait_for_url("**/?show=new")
     for field, value in (
         ("train-batch_size", "32"),
         ("train-steps", "200"),
@@ -250,7 +254,6 @@ def test_a_diagnosis_opens_a_corrected_draft(live, server):
     # A run whose settings do not load is told in the card.
     page = live(folder, "loss", "overview")
     (folder.path / "config.yaml").unlink()
-    page.get_by_role("button", name="Open a corrected draft").click()
-    expect(page.locator("[data-part=offer-error]")).to_contain_text(
-        "cannot be used by this version"
-    )
+    open_why(page)
+    page.get_by_role("button", name="Try 32 rows a step").click()
+    expect(verdict(page).get_by_role("alert")).to_contain_text("cannot be used by this version")

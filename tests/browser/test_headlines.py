@@ -9,7 +9,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from app.labels import in_digits
+from app.labels import in_digits, in_share
 from engine.config.settings import TrainConfig
 from engine.runs.record.following import EVENTS_FILE, replay
 from engine.runs.record.snapshot import RunSnapshot
@@ -23,11 +23,13 @@ from tests.browser.screen import (
     open_page,
     open_run,
     open_view,
+    open_why,
     press,
     row_of,
     run_of,
     start_short_run,
     state,
+    verdict,
 )
 from tests.support.browser import ROOT, WAIT_MILLISECONDS
 from tests.support.folded import fold
@@ -48,34 +50,24 @@ def snapshot_of(server, run_id) -> RunSnapshot:
     return fold(replay(server.runs / run_id / EVENTS_FILE))
 
 
-def card(page):
-    return page.get_by_role("region", name="Diagnosis")
-
-
-def headline_of(page) -> str:
-    return page.locator("[data-part=diagnosis-text]").inner_text()
-
-
 def test_the_headline_of_a_finished_starter_is_what_its_record_says(page, server):
     run_id = start_short_run(page, "Headline", steps=40)
     expect(state(page)).to_have_text("Finished")
     found = snapshot_of(server, run_id)
-    open_view(page, "learning")
-    expect(card(page)).to_contain_text("Finished 40 steps")
-    text = headline_of(page)
     assert found.state == "finished" and found.step == 40
-    assert f"the last loss is {in_digits(found.loss)}" in text
+    open_view(page, "learning")
     first, last = (in_digits(found.evals.loss[place]) for place in (0, -1))
-    assert f"validation loss {first} → {last}" in text
-    lowest = min(range(len(found.evals.loss)), key=lambda place: found.evals.loss[place])
-    best = f"best {in_digits(found.evals.loss[lowest])} at step {found.evals.step[lowest]}"
-    assert (best in text) == (found.evals.step[lowest] != 40)
+    card = verdict(page)
+    expect(card.get_by_role("heading")).to_have_text(f"Learned: validation loss {first} → {last}")
+    expect(card).to_contain_text("Best model: step 40, exported.")
     before, after = (match.correct / match.total for match in found.exact_matches)
-    assert re.search(rf"exact match {100 * before:.0f} % → {100 * after:.0f} %\.$", text)
-    whole = card(page).inner_text()
-    assert "fresh memory" not in whole
-    assert "grows" not in whole
-    assert "Compute-bound" not in whole
+    right = card.locator("dl > div", has_text="Answers right")
+    expect(right.locator("strong")).to_have_text([in_share(before), in_share(after)])
+    open_why(page)
+    whole = card.inner_text()
+    assert f"the last loss is {in_digits(found.loss)}" in whole
+    for each in ("fresh memory", "grows", "Compute-bound"):
+        assert each not in whole
 
 
 def test_the_headline_of_a_failed_run_is_why_it_failed_and_nothing_is_promised(
@@ -94,10 +86,10 @@ def test_the_headline_of_a_failed_run_is_why_it_failed_and_nothing_is_promised(
     assert (found.state, found.step, found.reason) == ("failed", 0, reason)
     assert not found.checkpoints
     # No charts: the cause stands in their place.
-    stage = page.get_by_role("region", name="What the run is doing")
+    stage = verdict(page)
     expect(stage).to_contain_text("Failed before the first step")
     expect(stage).to_contain_text(reason)
-    expect(stage).to_contain_text("Nothing was saved: “New run from this one”")
+    expect(stage).to_contain_text("Nothing was saved. Duplicate opens")
     expect(stage).to_have_attribute("data-tone", "bad")
     expect(page.locator(".rs-charts")).to_be_hidden()
     text = page.locator(".rs-run").inner_text()
@@ -114,7 +106,7 @@ def test_the_headline_of_a_failed_run_is_why_it_failed_and_nothing_is_promised(
     rows = (ROOT / "assets/starter.jsonl").read_text().splitlines(keepends=True)[:40]
     data.write_text("".join(rows))
     open_run(page, made.id)
-    stage.get_by_role("button", name="New run from this one").click()
+    stage.get_by_role("button", name="Duplicate").click()
     expect(page).to_have_url(NEW_FORM)
     page.locator("#start:not([disabled])").click()
     expect(page).to_have_url(OPENED_RUN)
@@ -123,7 +115,7 @@ def test_the_headline_of_a_failed_run_is_why_it_failed_and_nothing_is_promised(
     expect(state(page)).to_have_text("Stopped")
     saved = snapshot_of(server, run_of(page)).checkpoints[-1].step
     open_view(page, "learning")
-    expect(card(page)).to_contain_text(f"Resume goes on from the checkpoint of step {saved}.")
+    expect(verdict(page)).to_contain_text(f"Resume continues from step {saved}.")
     expect(buttons).to_have_text(["Resume"])
 
 
@@ -136,11 +128,11 @@ def test_data_that_cannot_train_get_no_green_verdict_and_no_start(page, tmp_path
     ended = start_run(config, tmp_path / "runs").execute()
     assert ended.state == "failed"
     fill(page, "data.source", str(path))
-    verdict = page.locator(".rs-fit-panel")
-    expect(verdict).to_have_attribute("data-tone", "bad")
-    expect(verdict.locator("h3")).to_have_text("These data cannot be trained on.")
+    panel = page.locator(".rs-fit-panel")
+    expect(panel).to_have_attribute("data-tone", "bad")
+    expect(panel.locator("h3")).to_have_text("These data cannot be trained on.")
     # The reason is the one for which a run fails: its first words name the file or the rows.
-    text = verdict.locator("[data-field=reasons] li").first.inner_text()
+    text = panel.locator("[data-field=reasons] li").first.inner_text()
     assert text in page.locator(".rs-why-not").inner_text()
     if content != UNTRAINED[1]:
         assert text.split(";")[0] == ended.reason.split(";")[0]
@@ -152,22 +144,22 @@ def test_data_that_cannot_train_get_no_green_verdict_and_no_start(page, tmp_path
     path.write_text((ROOT / "assets/starter.jsonl").read_text())
     page.locator("#field-data-source :is(input, textarea)").press("Enter")
     expect(page.locator("#start")).to_be_enabled()
-    expect(verdict).to_have_attribute("data-tone", "good")
+    expect(panel).to_have_attribute("data-tone", "good")
 
 
 def test_the_verdict_leads_to_a_setting_in_the_folded_section(page):
     open_other_settings(page)
     fill(page, "train.weight_decay", "-1")
-    verdict = page.locator(".rs-fit-panel")
-    expect(verdict).to_contain_text("Weight decay: -1")
+    panel = page.locator(".rs-fit-panel")
+    expect(panel).to_contain_text("Weight decay: -1")
     page.get_by_role("button", name="Advanced settings").click()  # it is opened again by itself
-    verdict.get_by_role("button", name="Go to this setting").click()
+    panel.get_by_role("button", name="Go to this setting").click()
     box = page.locator("#field-train-weight_decay :is(input, textarea)")
     expect(box).to_be_focused()
     expect(page.locator("#field-train-weight_decay .rs-field-error")).to_contain_text("-1")
     box.fill("0.01")
-    expect(verdict).to_have_attribute("data-tone", "good")
-    expect(verdict.get_by_role("button", name="Go to this setting")).to_be_hidden()
+    expect(panel).to_have_attribute("data-tone", "good")
+    expect(panel.get_by_role("button", name="Go to this setting")).to_be_hidden()
 
 
 def test_a_column_mapping_ends_with_its_data(page, tmp_path):

@@ -140,7 +140,7 @@ def test_names_never_become_markup(page, context, server):
             break
     expect(tip).to_contain_text("<img src=x")
     for view, shown in (
-        ("overview", ".rs-result"),
+        ("overview", ".rs-head"),
         ("learning", ".rs-columns [data-part=answers]"),
         ("settings", "pre[data-field=config]"),
         ("log", ".rs-log"),

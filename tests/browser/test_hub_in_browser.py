@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import expect
 
 from app.form.settings_form import shown_values
-from tests.browser.screen import OPENED_RUN, address, ask, bar, press, run_of
+from tests.browser.screen import OPENED_RUN, address, ask, bar, press, run_of, verdict
 from tests.support.browser import WAIT_MILLISECONDS, Server
 from tests.support.fake_hub import FakeHub, serve
 from tests.support.folders import make_config, make_model
@@ -66,8 +66,8 @@ def test_a_download_is_shown_stopped_and_gone_on_with(context, server, hub):
     expect(sentence).to_have_text(
         re.compile(r"^Downloading the model \d+ %: 5 of 6 files, about .+ left\.$")
     )
-    stage = page.get_by_role("region", name="What the run is doing")
-    expect(stage.get_by_role("heading")).to_have_text("Downloading the model")
+    stage = verdict(page)
+    expect(stage.locator("[aria-current=step]")).to_contain_text("Download model: under way")
     expect(stage.get_by_role("progressbar")).to_be_visible()
     expect(page.locator(".rs-charts")).to_be_hidden()
     assert hub.sent < hub.size(NAME)

@@ -12,7 +12,16 @@ import pytest
 from playwright.sync_api import expect
 from transformers import AutoModelForCausalLM
 
-from tests.browser.screen import OPENED_RUN, bar, box, run_of, state, view_link, wait_for_points
+from tests.browser.screen import (
+    OPENED_RUN,
+    bar,
+    box,
+    run_of,
+    state,
+    verdict,
+    view_link,
+    wait_for_points,
+)
 from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 
@@ -118,7 +127,7 @@ def test_a_table_becomes_a_model_that_is_exported(page, server, tmp_path, hands)
     run_id = run_of(page)
     wait_for_points(page)
     expect(state(page)).to_have_text("Finished")
-    expect(page.locator("[data-part=result]")).to_contain_text("Validation loss")
+    expect(verdict(page)).to_contain_text("alidation loss")
 
     target = tmp_path / "exported model"
     hands.press(view_link("export"))

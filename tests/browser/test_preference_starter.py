@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.runs.record.following import EVENTS_FILE, replay
-from tests.browser.screen import OPENED_RUN, bar, open_view, run_of, state, wait_for_points
+from tests.browser.screen import OPENED_RUN, bar, open_view, run_of, state, verdict, wait_for_points
 from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.folded import fold
 from tests.support.sets import BROWSER_FLOWS
@@ -42,15 +42,13 @@ def test_the_preference_starter_learns_to_be_polite(blank, server):
     found = fold(replay(server.runs / run_id / EVENTS_FILE))
     before, after = found.exact_matches
     assert before.correct == 0 and after.correct >= 0.9 * after.total
-    card = page.locator("[data-part=result]")
-    exact = card.locator("dl > div", has_text="Answered exactly as expected")
-    expect(exact).to_contain_text("0 %")
-    expect(exact).to_contain_text("before training")
+    card = verdict(page)
+    expect(card.get_by_role("heading")).to_contain_text("Learned it: 0 % → ")
     shown = page.locator("[data-part=answers] tbody tr").first
     expect(shown.locator("td").nth(1)).to_contain_text("rejected: ")
     assert before.samples[0]["answer"] == before.samples[0]["rejected"]
     assert after.samples[0]["answer"] == after.samples[0]["expected"]
-    ahead = card.locator("dl > div", has_text="Validation pairs with the chosen answer ahead")
+    ahead = card.locator("dl > div", has_text="Chosen answer ahead")
     expect(ahead).to_contain_text("100 %")
     open_view(page, "learning")
     wait_for_points(page, least=100)

@@ -17,6 +17,7 @@ from app.form.settings_form import shown_values
 from engine.config.settings import TrainConfig
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
+from tests.browser.screen import verdict
 from tests.support.browser import WAIT_MILLISECONDS, Server
 from tests.support.folders import make_data
 from tests.support.ports import free_port
@@ -112,9 +113,9 @@ def test_a_run_that_made_its_model_worse_is_red_everywhere(context, server):
     )
     picture(page, "worse-in-runs")
     row.locator("button.rs-link").click()
-    card = page.locator(".rs-diagnosis")
+    card = verdict(page)
     expect(card).to_have_attribute("data-tone", "bad")
-    expect(card).to_contain_text("it diverged")
+    expect(card).to_contain_text("Worse than before training")
     expect(page.locator(".rs-run")).not_to_contain_text("It learns")
     expect(page.locator(".rs-run")).not_to_contain_text("best: step")
     picture(page, "worse-run")

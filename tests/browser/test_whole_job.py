@@ -10,7 +10,17 @@ from playwright.sync_api import expect
 from app.form.settings_form import shown_values
 from app.labels import in_digits
 from engine.runs.record.following import EVENTS_FILE, replay
-from tests.browser.screen import OPENED_RUN, ask, bar, open_view, run_of, state, wait_for_points
+from tests.browser.screen import (
+    OPENED_RUN,
+    ask,
+    bar,
+    open_view,
+    open_why,
+    run_of,
+    state,
+    verdict,
+    wait_for_points,
+)
 from tests.support.browser import WAIT_MILLISECONDS, answer
 from tests.support.exported_answers import transformers_answer
 from tests.support.folded import fold
@@ -41,16 +51,16 @@ def test_an_overfitting_run_takes_home_its_best_and_says_so(blank, server, tmp_p
     best = min((step for step in losses if step), key=losses.__getitem__)
     assert best < 60 and found.exported_step == best
 
-    # The headline, the result card and the chart name it.
+    # The verdict, its reasons and the chart name it.
     lowest, last = in_digits(losses[best]), in_digits(losses[60])
-    headline = page.locator(".rs-bar [data-field=sentence]")
-    expect(headline).to_contain_text("Finished 60 steps, but it overfits")
-    expect(headline).to_contain_text(f"→ {last}, best {lowest} at step {best}.")
-    card = page.locator("[data-part=result]")
-    expect(card).to_contain_text(f"the weights of step {best}, which were exported")
-    row = card.locator("dl > div", has_text="Validation loss")
-    expect(row).to_contain_text(lowest)
-    expect(row).to_contain_text("the best of 13 evaluations")
+    card = verdict(page)
+    expect(card.get_by_role("heading")).to_have_text("It overfits")
+    expect(card).to_contain_text(f"Best model: step {best}, exported.")
+    number = card.locator("dl > div", has_text="Validation loss")
+    expect(number).to_contain_text(lowest)
+    expect(number).to_contain_text(f"best (step {best})")
+    open_why(page)
+    expect(card).to_contain_text(f"→ {last}, best {lowest} at step {best}.")
     open_view(page, "learning")
     wait_for_points(page, least=60)
     names = page.evaluate("document.querySelector('[data-figure=loss]').data.map(t => t.name)")

@@ -119,6 +119,7 @@ export class RunBar {
         this.root.classList.toggle("rs-going", bar.tone === "busy" || bar.state === "paused");
         this.root.classList.toggle("rs-none", !bar.run_id);
         this.root.classList.toggle("rs-timed", bar.left !== "–");
+        this.root.classList.toggle("rs-asked", Boolean(bar.pending));
         const place = { page: "run", view: "overview", run: bar.run_id, step: null };
         this.name.href = addressOf(place);
         for (const name of ["word", "name", "sentence", "step", "left", "rate"])

@@ -4,12 +4,12 @@
 import { followLinks } from "../../shared/address.js";
 import { LinkedCharts } from "../../shared/charts/plots.js";
 import { el, field, setText } from "../../shared/dom.js";
-import { Diagnosis } from "./diagnosis.js";
 import { ExportView } from "./export_view.js";
+import { Head } from "./head.js";
 import { LogView } from "./log_view.js";
 import { SamplePrompts } from "./prompts.js";
 import { SettingsView } from "./settings_view.js";
-import { Meters, RankTable, Result, Stage } from "./state_cards.js";
+import { Meters, RankTable } from "./state_cards.js";
 
 const TITLES = {
     overview: "Overview",
@@ -33,9 +33,7 @@ export class RunPage {
         this.view = "overview";
         this.prompts = new SamplePrompts(this.part("prompts"));
         this.isLog = true;
-        this.diagnosis = new Diagnosis((name) => this.part(name));
-        this.stage = new Stage(this.part("stage"), { go, openChat });
-        this.result = new Result(this.part("result"), { go, openChat });
+        this.head = new Head(this.part("head"), { go, openChat });
         this.meters = new Meters(this.part("meters"));
         this.ranks = new RankTable(this.part("ranks"));
         this.others = {
@@ -147,31 +145,18 @@ export class RunPage {
         this.meters.show(answer.meters);
         this.ranks.show(answer.ranks);
         this.part("unevaluated").hidden = answer.evaluates;
-        this.stage.show(answer.stage, answer.run_id);
-        this.result.show(answer.result, answer.run_id);
+        this.head.show(answer);
         const csv = `/api/runs/${encodeURIComponent(answer.run_id)}/curves.csv`;
         this.part("curves-csv").setAttribute("href", csv);
-        // Before the first step there is nothing to draw, and the stage says it all.
-        this.root.classList.toggle("rs-undrawn", Boolean(answer.stage));
-        this.root.classList.toggle("rs-over", Boolean(answer.result));
-        this.showDiagnosis(answer);
+        // Before the first step there is nothing to draw, and the head says it all.
+        this.root.classList.toggle("rs-undrawn", !answer.has_steps);
+        this.root.classList.toggle("rs-over", answer.head.phase === "over");
         for (const [name, part] of Object.entries(answer.parts)) {
             if (name === "details") this.showDetails(part);
             else if (name === "timeline") this.timeline.show(part, answer.run_id);
             else if (name === "prompts") this.prompts.show(part);
             else this.showFigure(name, part);
         }
-    }
-
-    // The line over the run shows the main finding already. The card is needed only for more.
-    showDiagnosis({ diagnosis, bar, run_id, stage }) {
-        this.diagnosis.show(diagnosis, run_id);
-        const hasMore = diagnosis.advice || diagnosis.offer || diagnosis.also.length;
-        const isRepeated = bar.sentence.startsWith(diagnosis.text);
-        this.part("diagnosis").classList.toggle("rs-repeated", isRepeated && !hasMore);
-        // A phone says it once.
-        this.part("diagnosis").classList.toggle("rs-headed", isRepeated);
-        this.root.classList.toggle("rs-has-stage-actions", Boolean(stage?.actions.length));
     }
 
     showFigure(name, part) {

@@ -19,14 +19,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from app.pages.run.head import head
 from app.pages.run.meters import meters
 from app.pages.run.rank_figure import timeline_part
 from app.pages.run.ranks import rank_table, ranks_text
-from app.pages.run.result import result
 from app.pages.run.run_figures import FIGURES, alarms, summaries
 from app.pages.run.run_log import RunLog
 from app.pages.run.run_overview import details, prompt_answers, tiles
-from app.pages.run.stage import stage
 from app.session.followed_run import FollowedRun
 from app.session.session import Session
 from app.shared.charts.axes import Axis
@@ -136,22 +135,22 @@ class Watch:
         bar = self._shown("the line over the run", lambda of: run_bar(of, run, judged))
         if self.run.is_lost:  # there is nothing to continue from
             judged = replace(judged, main=replace(judged.main, advice=""))
-        head = {
+        members = {
             "run_id": self.folder.id,
             "seq": snapshot.last_seq,
             "tiles": self._shown("the numbers", tiles),
             "meters": self._shown("the memory", meters) if is_running else [],
             "ranks": self._shown("the ranks", rank_table),
-            "stage": self._shown("the stage", lambda of: stage(of, bar["state"], run.saved)),
-            "result": self._shown(
-                "the result",
-                lambda of: result(of, bar["state"], run.saved, _export_from(config)),
+            "head": self._shown(
+                "the head",
+                lambda of: head(of, bar["state"], run.saved, judged, _export_from(config)),
             ),
+            "has_steps": bool(len(snapshot.steps)),
             "evaluates": config is None or _evaluates(config) or bool(len(snapshot.evals)),
             "diagnosis": judged.to_dict(),
         }
         remarks = self._remarks(is_running)
-        return _serialized(head | {"bar": bar | {"note": about.note, "remarks": remarks}})[1:-1]
+        return _serialized(members | {"bar": bar | {"note": about.note, "remarks": remarks}})[1:-1]
 
     def _shown(self, what: str, build: Callable[[RunSnapshot], T]) -> T:
         """Returns what `build` makes of the record, or of an empty one where a fault in this

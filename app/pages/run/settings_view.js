@@ -2,7 +2,7 @@
 // new run with the same settings.
 
 import { copyText, el, field, send } from "../../shared/dom.js";
-import { draftOf } from "./state_cards.js";
+import { draftOf } from "./head.js";
 
 export class SettingsView {
     // changed() is called when the name, the note or the tags have changed.
@@ -19,7 +19,7 @@ export class SettingsView {
         const copy = root.querySelector('[data-copy="config"]');
         copy.addEventListener("click", () => copyText(copy, field(root, "config")));
         root.querySelector('[data-part="draft"]').addEventListener("click", ({ target }) =>
-            draftOf(this.run, false, target, field(root, "config-problem")),
+            draftOf(this.run, {}, target, field(root, "config-problem")),
         );
     }
 

@@ -1,13 +1,13 @@
-"""What a run is doing before its first step, or why it ended before it, as text. Until a step is
-finished there is nothing to draw, so the page shows this in the place of its charts. All functions
-are pure.
+"""What a run is doing before its first step, as a row of steps, or why it ended before it. Until a
+step is finished there is nothing to judge, so the head of the page shows this. All functions are
+pure.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from app.labels import STATE_LABELS, STATE_TONES, in_bytes, in_count, in_digits
+from app.labels import STATE_LABELS, STATE_TONES, in_count, in_digits, in_share
 from app.shared.run_bar import JOB_LABELS
 from app.verdict.outcome import how_it_can_go_on, how_it_ended
 from engine.runs.record.snapshot import OVER_STATES, RunSnapshot
@@ -15,41 +15,66 @@ from engine.text import counted
 from engine.training.checkpoints.saved_on_disk import SavedSteps
 
 TITLES = {
-    "preparing": "Getting ready",
-    "running": "The first step is under way",
+    "preparing": "Starting",
+    "running": "First step",
     "pausing": "Pausing before the first step",
     "paused": "Paused before the first step",
     "stopping": "Stopping before the first step",
     "saving": "Saving before the first step",
 }
-COMPILING = "Its blocks are compiled in it, which takes a while once."
+COMPILING = "Compiling takes a while, once."
 WHAT_IT_IS = {
-    "download": "The model comes from the hub, once; it is kept for later runs.",
-    "tokenize": "Every row is read once and becomes tokens.",
-    "load_model": "Weights are read from the disk into host RAM.",
-    "allocate": "Weights, gradients and optimizer states get their places in host RAM.",
-    "dry_run": "A step of the longest rows shows now, not after hours, whether memory is enough.",
-    "evaluate": "The loss on validation rows before training, to compare with later.",
-    "reference": "What the answers are compared with is found once: how likely they are now.",
-    "sample": "Validation prompts are answered before training, to compare with later.",
-    "prompts": "The sample prompts are answered before training, to compare with later.",
+    "download": "Later runs find it on this machine.",
+    "tokenize": "Every row becomes tokens.",
+    "load_model": "Weights are read from the disk into RAM.",
+    "allocate": "RAM is reserved for weights, gradients and optimizer states.",
+    "dry_run": "Testing the largest step, so memory problems show now.",
+    "evaluate": "Measuring the validation loss before training, to compare with later.",
+    "reference": "Measuring how likely the answers are before training.",
+    "sample": "Answering validation prompts before training, to compare with later.",
+    "prompts": "Answering the sample prompts before training, to compare with later.",
+}
+DOWNLOAD, DATA, MODEL, TEST, BASELINE = STEPS = (
+    "Download model",
+    "Read data",
+    "Load model",
+    "Test step",
+    "Baseline",
+)
+STEP_OF_JOB = {
+    "download": DOWNLOAD,
+    "tokenize": DATA,
+    "allocate": MODEL,
+    "load_model": MODEL,
+    "dry_run": TEST,
+    "reference": BASELINE,
+    "evaluate": BASELINE,
+    "sample": BASELINE,
+    "prompts": BASELINE,
 }
 
 
 def stage(snapshot: RunSnapshot, state: str, saved: SavedSteps) -> dict[str, Any] | None:
-    """Returns what is shown of a run without a finished step, or None once there is one."""
+    """Returns what is shown of a run without a finished step, or None once there is one. `steps`
+    are those before the first step of training, each with its label, whether it is done, and a
+    note; they are empty where the run is over.
+    """
     if len(snapshot.steps):
         return None
-    is_over = state in OVER_STATES or state == "interrupted"
+    if state in OVER_STATES or state == "interrupted":
+        return {
+            "title": f"{STATE_LABELS[state]} before the first step",
+            "text": _why(snapshot, state, saved),
+            "tone": STATE_TONES[state],
+            "steps": [],
+            "actions": ["draft"],
+        }
     return {
-        "title": f"{STATE_LABELS[state]} before the first step"
-        if is_over
-        else _title(snapshot, state),
-        "text": _why(snapshot, state, saved) if is_over else _text(snapshot, state),
+        "title": _title(snapshot, state),
+        "text": _text(snapshot, state),
         "tone": STATE_TONES[state],
-        "share": None if is_over else _share(snapshot),
-        "done": _done(snapshot),
-        "actions": ["draft"] if is_over else [],
+        "steps": _steps(snapshot, state),
+        "actions": [],
     }
 
 
@@ -61,11 +86,11 @@ def _title(snapshot: RunSnapshot, state: str) -> str:
 
 def _text(snapshot: RunSnapshot, state: str) -> str:
     job = snapshot.job
-    if job is None:
+    if job is None or state in ("paused", "pausing"):
         compiles = state == "running" and snapshot.plan_choices.get("compiled")
-        return snapshot.reason or (COMPILING if compiles else "")
+        return snapshot.reason or f"{TITLES[state]}. {COMPILING if compiles else ''}".rstrip()
     message = f"{job.message.rstrip('.')}." if job.message else ""
-    return f"{WHAT_IT_IS.get(job.job, '')} {message}".strip()
+    return f"{message} {WHAT_IT_IS.get(job.job, '')}".strip()
 
 
 def _why(snapshot: RunSnapshot, state: str, saved: SavedSteps) -> str:
@@ -76,6 +101,36 @@ def _why(snapshot: RunSnapshot, state: str, saved: SavedSteps) -> str:
     return ended if continues in ended else f"{ended} {continues}"
 
 
+# ------------------------------------------------------------------ the steps before the first one
+
+
+def _steps(snapshot: RunSnapshot, state: str) -> list[dict[str, Any]]:
+    names = STEPS if _now(snapshot, state) == DOWNLOAD else STEPS[1:]
+    now = _now(snapshot, state)
+    at = names.index(now) if now in names else len(names)
+    notes = {DATA: _data_note(snapshot), MODEL: _model_note(snapshot), BASELINE: _before(snapshot)}
+    return [
+        {
+            "label": name,
+            "state": "done" if place < at else "now" if place == at else "next",
+            "note": notes.get(name, "") or (_share_text(snapshot) if place == at else ""),
+            "share": _share(snapshot) if place == at else None,
+        }
+        for place, name in enumerate(names)
+    ]
+
+
+def _now(snapshot: RunSnapshot, state: str) -> str:
+    """Returns the step that is under way; empty if all are done."""
+    if snapshot.job is not None and snapshot.job.job in STEP_OF_JOB:
+        return STEP_OF_JOB[snapshot.job.job]
+    if state != "preparing":
+        return ""
+    if not snapshot.data:
+        return DATA
+    return TEST if snapshot.is_started else MODEL
+
+
 def _share(snapshot: RunSnapshot) -> float | None:
     """Returns how much of the job is done, or None where that is not known."""
     job = snapshot.job
@@ -84,27 +139,31 @@ def _share(snapshot: RunSnapshot) -> float | None:
     return round(min(1.0, job.done / job.total), 4)
 
 
-def _done(snapshot: RunSnapshot) -> list[str]:
-    """Returns what is known already, one sentence each."""
-    done = []
-    rows = snapshot.data.get("rows")
-    if isinstance(rows, int):
-        trained = snapshot.data.get("trained_tokens")
-        tokens = f", {in_count(trained)} tokens to train on" if isinstance(trained, int) else ""
-        done.append(f"The data are read: {counted(rows, 'row')}{tokens}.")
-    if snapshot.parameters:
-        units = counted(len(snapshot.units), "unit")
-        trained = ""
-        if snapshot.trained_parameters is not None:
-            trained = f", of which {in_count(snapshot.trained_parameters)} are trained"
-        size = in_count(snapshot.parameters)
-        done.append(f"The model has {size} parameters in {units}{trained}.")
-    memory = snapshot.memory
-    if len(memory):
-        done.append(f"The process takes {in_bytes(memory.host_rss[-1])} of host memory.")
-    if len(snapshot.evals):
-        done.append(f"Before training the validation loss is {in_digits(snapshot.evals.loss[0])}.")
-    for match in snapshot.exact_matches[:1]:
-        right = f"{match.correct} of {counted(match.total, 'validation prompt')}"
-        done.append(f"Before training {right} are answered exactly as expected.")
-    return done
+def _share_text(snapshot: RunSnapshot) -> str:
+    share = _share(snapshot)
+    return "" if share is None else in_share(share)
+
+
+def _data_note(snapshot: RunSnapshot) -> str:
+    rows, trained = snapshot.data.get("rows"), snapshot.data.get("trained_tokens")
+    notes = [counted(rows, "row")] if isinstance(rows, int) else []
+    if isinstance(trained, int):
+        notes.append(f"{in_count(trained)} tokens")
+    return " · ".join(notes)
+
+
+def _model_note(snapshot: RunSnapshot) -> str:
+    if not snapshot.parameters:
+        return ""
+    size = f"{in_count(snapshot.parameters)} parameters"
+    if snapshot.trained_parameters is None:
+        return size
+    return f"{size}, {in_count(snapshot.trained_parameters)} trained"
+
+
+def _before(snapshot: RunSnapshot) -> str:
+    """Returns what is known of the weights before training."""
+    right = [f"{match.correct} of {match.total} right" for match in snapshot.exact_matches[:1]]
+    if not len(snapshot.evals):
+        return "".join(right)
+    return " · ".join([f"validation loss {in_digits(snapshot.evals.loss[0])}", *right])

@@ -59,7 +59,7 @@ def test_a_run_of_this_process_ends_and_the_bar_says_why(tmp_path, is_watched, i
     if is_renamed:
         (tmp_path / "elsewhere").rename(path)
         # It had saved nothing, so a new run takes its settings.
-        wait_for(lambda: "New run from this one" in live(session, run_id)["diagnosis"]["advice"])
+        wait_for(lambda: "Duplicate" in live(session, run_id)["diagnosis"]["advice"])
         wait_for(lambda: [run.state for run in session.runs()] == ["failed"])
     session.close()
 

@@ -106,7 +106,7 @@ def test_memory_and_speed_of_a_finished_run_are_remarks():
 
 
 @pytest.mark.parametrize(
-    "saved, then", [(40, "checkpoint of step 40"), (None, "New run from this one")]
+    "saved, then", [(40, "Resume continues from step 40"), (None, "Duplicate opens")]
 )
 def test_a_failed_run_says_why_and_what_can_be_done(saved, then):
     failed = fold(*steps(0), RunEnded("failed", "Line 4 of rows.jsonl is not valid JSON."))
@@ -147,7 +147,7 @@ def test_a_run_that_is_over_never_has_a_first_step_under_way(state, made):
 
 
 @pytest.mark.parametrize(
-    "saved, begins_anew, then", [(40, False, "Resume goes on"), (None, True, "Start again")]
+    "saved, begins_anew, then", [(40, False, "Resume continues"), (None, True, "Start again")]
 )
 def test_resume_is_offered_only_where_something_is_saved(saved, begins_anew, then):
     interrupted = fold(*steps(50))
@@ -169,10 +169,10 @@ def test_weights_alone_are_not_resumed_but_trained_on_from():
     ended = RunEnded("failed", "The GPU was lost.")
     alone, older = SavedSteps(40, None), SavedSteps(40, 30)
     found = verdict(fold(*steps(50), ended), "failed", alone, CONFIG).main
-    assert "new run from the weights of step 40; there is no full checkpoint" in found.advice
-    assert "Train on" in found.advice
+    assert "starts a new run from step 40; there is no full checkpoint" in found.advice
+    assert "Continue training from here" in found.advice
     found = verdict(fold(*steps(50), ended), "failed", older, CONFIG).main
-    assert found.advice == "Resume goes on from the checkpoint of step 30."
+    assert found.advice == "Resume continues from step 30."
     interrupted = fold(*steps(50))
     for saved, actions in ((alone, []), (older, ["resume"]), (NOTHING_SAVED, ["resume"])):
         bar = run_bar(interrupted, ShownRun("run-1", "x", is_running=False, saved=saved))
@@ -264,7 +264,12 @@ def test_pages_receive_every_finding_with_its_evidence_and_the_first_offer():
         "text": "One.",
         "advice": "Two.",
         "evidence": "Three.",
-        "offer": {"label": "Slots: auto", "changes": {"engine.slots": "auto"}},
+        "offer": {
+            "label": "Slots: auto",
+            "changes": {"engine.slots": "auto"},
+            "leads": False,
+            "stops": False,
+        },
         "also": [
             {
                 "rule": "speed",

@@ -1,12 +1,11 @@
-"""The figure of pairs, its sentence, and the row of the result card."""
+"""The figure of pairs, its sentence, and the number of the head."""
 
 from __future__ import annotations
 
+from app.pages.run.facts import preferred
 from app.pages.run.preference_figure import preference_figure, preference_summary
-from app.pages.run.result import result
 from engine.runs.record.events import EvalFinished, Record, RunEnded, RunStarted, StepFinished
 from engine.runs.record.snapshot import RunSnapshot
-from engine.training.checkpoints.saved_on_disk import SavedSteps
 
 
 def snapshot_of(*events) -> RunSnapshot:
@@ -39,10 +38,9 @@ def test_a_run_of_pairs_is_drawn_and_told():
     assert by_name["margin, validation"]["y"] == [0, 0.4]
     assert by_name["ahead, validation"]["y"] == [0, 75]
     assert preference_summary(snapshot) == "validation: margin 0.4, chosen ahead in 75 % at step 2"
-    card = result(snapshot, "finished", SavedSteps(2, 2))
-    (row,) = [row for row in card["rows"] if "chosen answer ahead" in row["label"]]
+    fact = preferred(snapshot, 2)
     # Before training, all rewards are 0, which says nothing.
-    assert (row["from"], row["to"], row["note"]) == ("", "75 %", "mean margin 0.4")
+    assert (fact["from"], fact["to"], fact["at"]) == ("", "75 %", "mean margin 0.4")
 
 
 def test_steps_without_good_or_bad_answers_leave_the_curves_of_kto():

@@ -1,14 +1,17 @@
-"""Every number of the result card is of the weights that a person gets."""
+"""Every number of the result is of the weights that a person gets."""
 
 from __future__ import annotations
 
 import pytest
 
 from app.pages.run.best import best_of
+from app.pages.run.facts import answers, validation_loss
 from app.pages.run.learning_figures import accuracy_figure, loss_figure
 from app.pages.run.meters import meters
 from app.pages.run.result import result
 from app.pages.run.run_overview import details
+from app.shared.run_bar import shown_tone
+from app.verdict.judge import verdict
 from app.verdict.outcome import what_it_reached
 from engine.runs.record.events import (
     BestKept,
@@ -45,48 +48,54 @@ def overfitted(exported: int | None, state="finished", evaluated=True, saved=(20
     return fold(records([*events, RunEnded(state)]))
 
 
-def row(card, label):
-    return next(row for row in card["rows"] if row["label"] == label)
+def card_of(snapshot, saved, state="finished", export_from="best"):
+    """What is shown of a run that is over, with all of its numbers."""
+    return result(snapshot, state, saved, verdict(snapshot, state, saved), export_from)
+
+
+def fact(card, label):
+    return next(each for each in card["facts"] if each["label"] == label)
 
 
 def test_an_exported_best_shows_the_numbers_of_the_best():
-    card = result(overfitted(20), "finished", SavedSteps(30, 30))
-    assert card["title"].startswith("Finished 30 steps")
-    assert "step 20, which were exported" in card["of"]
-    loss = row(card, "Validation loss")
-    assert (loss["from"], loss["since"], loss["to"]) == ("4", "before training", "1.5")
-    assert loss["note"] == "the best of 4 evaluations"
-    assert row(card, "Training loss")["to"] == "3"
-    exact = row(card, "Answered exactly as expected")
-    assert exact["from"] == "2 %" and exact["to"] == "not asked", "they were asked of step 30"
-    assert card["actions"] == ["chat", "export", "train-on", "again"]
+    snapshot = overfitted(20)
+    card = card_of(snapshot, SavedSteps(30, 30))
+    assert "Best model: step 20, exported." in card["text"]
+    assert card["title"] == "Learned: validation loss 4 → 1.5"
+    loss = validation_loss(snapshot, 20, best_of(snapshot))
+    assert (loss["since"], loss["at"]) == ("before", "best (step 20)")
+    assert fact(card, "Training loss")["to"] == "3"
+    right = fact(card, "Answers right")
+    assert (right["from"], right["to"]) == ("2 %", "not tested yet"), "they were asked of step 30"
+    assert card["actions"] == ["chat", "export", "train-on", "draft"]
 
 
 def test_an_exported_last_step_names_the_better_one():
-    card = result(overfitted(30), "finished", SavedSteps(30, 30))
-    loss = row(card, "Validation loss")
-    assert loss["to"] == "2.5" and loss["note"] == "best 1.5 at step 20"
-    assert row(card, "Answered exactly as expected")["to"] == "80 %"
-    lost = result(overfitted(30, saved=(30,)), "finished", SavedSteps(30, 30))
-    assert row(lost, "Validation loss")["note"] == "best 1.5 at step 20, whose weights are not kept"
+    snapshot = overfitted(30)
+    card = card_of(snapshot, SavedSteps(30, 30))
+    loss = fact(card, "Validation loss")
+    assert loss["to"] == "2.5" and loss["at"] == "step 30; best 1.5 (step 20)"
+    assert card["title"] == "Learned it: 2 % → 80 %"
+    lost = card_of(overfitted(30, saved=(30,)), SavedSteps(30, 30))
+    assert fact(lost, "Validation loss")["at"] == "step 30; best 1.5 (step 20, not kept)"
 
 
 def test_without_an_export_the_newest_checkpoint_counts():
-    card = result(overfitted(None, "stopped"), "stopped", SavedSteps(20, 20))
-    assert card["title"].startswith("Stopped at step 30 of 30")
-    assert "step 20, the newest that were saved" in card["of"]
-    assert row(card, "Validation loss")["to"] == "1.5"
+    card = card_of(overfitted(None, "stopped"), SavedSteps(20, 20), "stopped")
+    assert card["title"] == "Stopped at step 30 of 30"
+    assert "Best model: step 20." in card["text"]
+    assert fact(card, "Validation loss")["to"] == "1.5"
 
 
 def test_a_run_that_kept_its_best_is_known_by_the_best_unless_it_exports_the_last():
     stopped, saved = overfitted(None, "stopped"), SavedSteps(30, 30, best=20)
-    card = result(stopped, "stopped", saved)
-    assert "step 20, the best, which are kept" in card["of"]
-    assert row(card, "Validation loss")["to"] == "1.5"
-    card = result(stopped, "stopped", saved, "last")
-    assert "step 30, the newest that were saved" in card["of"]
-    alone = result(stopped, "stopped", SavedSteps(best=20), "last")
-    assert "step 20, the best" in alone["of"]
+    card = card_of(stopped, saved, "stopped")
+    assert "Best model: step 20." in card["text"]
+    assert fact(card, "Validation loss")["to"] == "1.5"
+    card = card_of(stopped, saved, "stopped", "last")
+    assert "Newest saved model: step 30." in card["text"]
+    alone = card_of(stopped, SavedSteps(best=20), "stopped", "last")
+    assert "Best model: step 20." in alone["text"]
     assert alone["actions"] == ["chat", "export", "train-on", "draft"]
 
 
@@ -107,15 +116,15 @@ def by_answers() -> RunSnapshot:
 
 def test_a_run_that_chose_by_exact_match_says_so_everywhere():
     snapshot = by_answers()
-    card = result(snapshot, "finished", SavedSteps(30, 30, best=10))
-    assert "step 10, which were exported" in card["of"]
-    exact = row(card, "Answered exactly as expected")
-    assert (exact["from"], exact["to"]) == ("2 %", "90 %")
-    assert exact["note"] == "of 50 validation prompts; the best of 3 evaluations"
-    loss = row(card, "Validation loss")
-    assert loss["to"] == "2" and loss["note"] == "", "the lowest loss is not what was chosen by"
-    other = result(snapshot, "finished", SavedSteps(30, 30, best=10), "last")
-    assert row(other, "Answered exactly as expected") == exact
+    saved = SavedSteps(30, 30, best=10)
+    card = card_of(snapshot, saved)
+    assert "step 10, exported" in card["text"]
+    assert card["title"] == "Learned it: 2 % → 90 %"
+    right = answers(snapshot, 10, best_of(snapshot))
+    assert (right["from"], right["to"], right["at"]) == ("2 %", "90 %", "of 50, best (step 10)")
+    loss = fact(card, "Validation loss")
+    assert loss["to"] == "2" and "best" not in loss["at"], "the loss is not what was chosen by"
+    assert card_of(snapshot, saved, export_from="last")["title"] == card["title"]
     shown = what_it_reached(snapshot)
     assert "exact match 2 % → 90 %, best 90 % at step 10" in shown
     assert "validation loss 2 → 2.5, lowest 1.5 at step 20" in shown
@@ -128,25 +137,48 @@ def test_a_run_that_chose_by_exact_match_says_so_everywhere():
 
 
 def test_without_evaluations_it_says_so():
-    card = result(overfitted(30, evaluated=False), "finished", SavedSteps(30, 30))
-    assert "nobody knows whether it learned more" in card["of"]
-    assert [each["label"] for each in card["rows"]] == [
-        "Answered exactly as expected",
-        "Training loss",
-    ]
+    card = card_of(overfitted(30, evaluated=False), SavedSteps(30, 30))
+    assert "nobody knows whether it learned more" in card["text"]
+    assert [each["label"] for each in card["facts"]] == ["Training loss"]
 
 
 @pytest.mark.parametrize(("state", "saved"), [("failed", None), ("discarded", None)])
 def test_without_weights_there_is_nothing_to_export(state, saved):
-    card = result(overfitted(None, state), state, NOTHING_SAVED)
-    assert card["of"] == "No weights are left of this run." and card["rows"] == []
+    card = card_of(overfitted(None, state), NOTHING_SAVED, state)
+    assert card["text"].endswith("No weights are left of this run.") and card["facts"] == []
     assert card["actions"] == ["draft"]
 
 
-def test_a_run_that_goes_on_or_has_no_step_has_no_card():
+def test_a_run_that_goes_on_or_has_no_step_has_no_result():
     going = fold(records(run_events(20, ended=None)))
-    assert result(going, "running", NOTHING_SAVED) is None
-    assert result(RunSnapshot(), "failed", NOTHING_SAVED) is None
+    assert card_of(going, NOTHING_SAVED, "running") is None
+    assert card_of(RunSnapshot(), NOTHING_SAVED, "failed") is None
+
+
+def test_an_interrupted_run_says_once_that_nothing_is_lost():
+    snapshot = overfitted(None, "failed")
+    kept = card_of(snapshot, SavedSteps(30, 30), "interrupted")
+    assert kept["title"] == "Interrupted at step 30 of 30"
+    assert kept["text"].startswith("Nothing is lost. Resume continues from step 30.")
+    older = card_of(snapshot, SavedSteps(20, 20), "interrupted")
+    assert older["text"].startswith("Resume continues from step 20.")
+
+
+def no_better(*more):
+    events = [RunStarted(name="n", total_steps=30), EvalFinished(0, 2.0, 900)]
+    events += [StepFinished(step=step, loss=2.0, seconds=1.0) for step in range(1, 31)]
+    return fold(records([*events, *more, EvalFinished(30, 2.0, 900), RunEnded("finished")]))
+
+
+def test_a_run_that_is_no_better_is_amber_unless_it_answers_more():
+    snapshot = no_better()
+    judged = verdict(snapshot, "finished")
+    assert card_of(snapshot, SavedSteps(30, 30))["title"] == "No better than before training"
+    assert shown_tone(snapshot, "finished") == judged.main.tone == "warn"
+    asked = [ExactMatchMeasured(0, "before", 1, 50), ExactMatchMeasured(30, "after", 40, 50)]
+    better = no_better(*asked)
+    assert card_of(better, SavedSteps(30, 30))["title"] == "Learned it: 2 % → 80 %"
+    assert shown_tone(better, "finished") == "good"
 
 
 def test_a_checkpoint_keeps_the_best_too():

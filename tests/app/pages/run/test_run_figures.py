@@ -310,7 +310,7 @@ def test_a_run_whose_process_is_gone_is_interrupted():
     )
     assert bar["state"] == "interrupted"
     assert bar["actions"] == ["resume"]
-    assert "checkpoint of step 40." in bar["sentence"]
+    assert "Resume continues from step 40." in bar["sentence"]
     assert (
         run_bar(fold(run_events(5)), ShownRun("run-1", "Synthetic", is_running=False))["state"]
         == "finished"

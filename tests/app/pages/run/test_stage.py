@@ -28,49 +28,57 @@ def snapshot_of(*events) -> RunSnapshot:
 PREPARING = StateChanged("preparing")
 STARTED = RunStarted(name="n", parameters=638_000, units=["embed", "block 0", "head"])
 JOBS = {
-    "download": "Downloading the model",
-    "tokenize": "Reading the data",
-    "load_model": "Loading the model",
-    "allocate": "Reserving host memory",
-    "dry_run": "Trying a step",
-    "evaluate": "Evaluating on validation rows",
-    "sample": "Validation prompts",
-    "prompts": "Sample prompts",
+    "download": ("Download model", 0),
+    "tokenize": ("Read data", 0),
+    "load_model": ("Load model", 1),
+    "allocate": ("Load model", 1),
+    "dry_run": ("Test step", 2),
+    "evaluate": ("Baseline", 3),
+    "sample": ("Baseline", 3),
+    "prompts": ("Baseline", 3),
 }
 
 
-@pytest.mark.parametrize(("job", "title"), JOBS.items())
-def test_a_job_is_named_and_shows_how_far_it_is(job, title):
+@pytest.mark.parametrize(("job", "step"), JOBS.items())
+def test_a_job_is_a_step_that_shows_how_far_it_is(job, step):
     progress = JobProgressed(job, 1, 4, "the second file")
     found = stage(snapshot_of(PREPARING, progress), "preparing", NOTHING_SAVED)
-    assert found["title"] == title
-    assert found["share"] == 0.25
-    assert found["tone"] == "busy"
-    assert found["text"].endswith("the second file.") and len(found["text"]) > 30
-    assert found["actions"] == []
+    label, before = step
+    (now,) = [each for each in found["steps"] if each["state"] == "now"]
+    assert (now["label"], now["share"], now["note"]) == (label, 0.25, "25 %")
+    done = [each for each in found["steps"] if each["state"] == "done"]
+    assert len(done) == before
+    assert found["tone"] == "busy" and found["actions"] == []
+    assert found["text"].startswith("the second file. ") and len(found["text"]) > 30
 
 
-def test_without_a_job_the_state_is_named_and_what_is_done_is_listed():
-    before = snapshot_of(PREPARING)
-    assert stage(before, "preparing", NOTHING_SAVED)["title"] == "Getting ready"
+def test_without_a_job_the_next_step_is_known_and_what_was_found_is_told():
+    def now(*events, state="preparing"):
+        steps = stage(snapshot_of(*events), state, NOTHING_SAVED)["steps"]
+        return [each["label"] for each in steps if each["state"] == "now"]
+
+    data = DataPrepared({"rows": 1200, "trained_tokens": 34567})
+    assert now(PREPARING) == ["Read data"]
+    assert now(PREPARING, data) == ["Load model"]
+    assert now(PREPARING, data, STARTED) == ["Test step"]
     ready = snapshot_of(
         PREPARING,
-        DataPrepared({"rows": 1200, "trained_tokens": 34567}),
+        data,
         PlanBuilt({"compiled": True}),
         STARTED,
         EvalFinished(step=0, loss=5.25),
         StateChanged("running"),
     )
     found = stage(ready, "running", NOTHING_SAVED)
-    assert found["title"] == "The first step is under way" and "compiled" in found["text"]
-    assert found["share"] is None
-    assert found["done"] == [
-        "The data are read: 1,200 rows, 34.6k tokens to train on.",
-        "The model has 638k parameters in 3 units.",
-        "Before training the validation loss is 5.25.",
+    assert found["title"] == "First step" and "Compiling" in found["text"]
+    assert [(each["label"], each["state"], each["note"]) for each in found["steps"]] == [
+        ("Read data", "done", "1,200 rows · 34.6k tokens"),
+        ("Load model", "done", "638k parameters"),
+        ("Test step", "done", ""),
+        ("Baseline", "done", "validation loss 5.25"),
     ]
     paused = stage(ready, "paused", NOTHING_SAVED)
-    assert paused["title"] == "Paused before the first step"
+    assert paused["text"].startswith("Paused before the first step")
 
 
 @pytest.mark.parametrize("state", ["failed", "stopped", "discarded"])
@@ -79,9 +87,9 @@ def test_a_run_that_ended_before_its_first_step_says_why(state):
     found = stage(ended, state, NOTHING_SAVED)
     assert found["title"].endswith("before the first step")
     assert found["text"].startswith("The file is empty; choose another.")
-    assert found["actions"] == ["draft"] and found["share"] is None
+    assert found["actions"] == ["draft"] and not found["steps"]
     assert ("Start again" in found["text"]) == (state == "stopped")
-    assert ("“New run from this one” opens" in found["text"]) == (state == "failed")
+    assert ("Duplicate opens" in found["text"]) == (state == "failed")
 
 
 def test_an_interrupted_run_without_a_step_can_begin_anew():
@@ -89,7 +97,7 @@ def test_an_interrupted_run_without_a_step_can_begin_anew():
     assert found["title"] == "Interrupted before the first step" and found["tone"] == "warn"
     assert "Start again" in found["text"]
     kept = stage(snapshot_of(PREPARING, STARTED), "interrupted", SavedSteps(40, 40))
-    assert "Resume goes on from the checkpoint of step 40." in kept["text"]
+    assert "Resume continues from step 40." in kept["text"]
 
 
 def test_a_finished_step_ends_it():

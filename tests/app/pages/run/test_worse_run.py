@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from app.pages.run.best import best_of
+from app.pages.run.head import head
 from app.pages.run.learning_figures import loss_figure
-from app.pages.run.result import result
 from app.pages.run.run_log import RunLog
 from app.pages.runs.comparison import Compared, comparison
 from app.pages.runs.key_figures import key_figures
@@ -75,13 +75,13 @@ def test_its_bar_and_its_card_are_red(snapshot):
     bar = run_bar(snapshot, ShownRun("run-1", "x", is_running=False), verdict(snapshot, "finished"))
     assert bar["tone"] == "bad" and bar["title"].startswith("✗")
     assert "diverged" in bar["sentence"] and "best" not in bar["sentence"]
-    card = result(snapshot, "finished", SavedSteps(150, 150))
-    assert card["tone"] == "bad" and card["title"].endswith(": worse than before training")
-    validation = next(row for row in card["rows"] if row["label"] == "Validation loss")
-    alone = result(snapshot, "finished", SavedSteps())
-    assert alone["tone"] == "bad" and not alone["rows"]
-    assert (validation["from"], validation["since"]) == ("6.073", "before training")
-    assert validation["note"] == "no lower than before training"
+    judged = verdict(snapshot, "finished")
+    card = head(snapshot, "finished", SavedSteps(150, 150), judged)
+    assert card["tone"] == "bad" and card["title"] in ("It diverged", "Worse than before training")
+    validation = next(each for each in card["facts"] if each["label"] == "Validation loss")
+    assert (validation["from"], validation["since"]) == ("6.073", "before")
+    alone = head(snapshot, "finished", SavedSteps(), judged)
+    assert alone["tone"] == "bad" and not alone["facts"]
 
 
 def test_a_run_that_memorizes_its_rows_is_amber():
@@ -89,10 +89,12 @@ def test_a_run_that_memorizes_its_rows_is_amber():
     found = fold(read("ends", "six-rows"))
     bar = run_bar(found, ShownRun("run-1", "x", is_running=False), verdict(found, "finished"))
     assert bar["tone"] == "warn" and bar["title"].startswith("!")
-    card = result(found, "finished", SavedSteps(found.step, found.step))
-    assert card["tone"] == "warn" and card["title"].endswith(": it memorizes its rows")
+    saved = SavedSteps(found.step, found.step)
+    card = head(found, "finished", saved, verdict(found, "finished"))
+    assert card["tone"] == "warn" and card["title"] == "It memorized its rows"
     healthy = fold(read("ends", "healthy"))
-    assert result(healthy, "finished", SavedSteps(healthy.step))["tone"] == ""
+    saved = SavedSteps(healthy.step)
+    assert head(healthy, "finished", saved, verdict(healthy, "finished"))["tone"] == "good"
 
 
 @pytest.mark.parametrize(

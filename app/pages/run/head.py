@@ -1,0 +1,77 @@
+"""The head of a run's page: what the run is doing before its first step, then how it goes, and in
+the end what came of it. All functions are pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.pages.run.best import best_of
+from app.pages.run.facts import facts
+from app.pages.run.result import result
+from app.pages.run.stage import stage
+from app.shared.run_bar import TRANSIENT_LABELS, job_sentence
+from app.verdict.findings import Finding, Verdict
+from engine.config.export_choice import ExportFrom
+from engine.runs.record.snapshot import RunSnapshot
+from engine.training.checkpoints.saved_on_disk import SavedSteps
+
+FACTS_SHOWN = 2
+
+
+def head(
+    snapshot: RunSnapshot,
+    state: str,
+    saved: SavedSteps,
+    judged: Verdict,
+    export_from: ExportFrom = "best",
+) -> dict[str, Any]:
+    """Returns the head: its title, one sentence, the steps before the first one while they last,
+    the numbers that matter most, and the names of its buttons. `phase` is `preparing`, `going` or
+    `over`.
+    """
+    before = stage(snapshot, state, saved)
+    if before is not None:
+        phase = "preparing" if before["steps"] else "over"
+        return {"phase": phase, "facts": []} | before
+    over = result(snapshot, state, saved, judged, export_from)
+    if over is not None:
+        return {
+            "phase": "over",
+            "tone": judged.main.tone,
+            "steps": [],
+        } | (over | {"facts": over["facts"][:FACTS_SHOWN]})
+    main = _main(judged)
+    return {
+        "phase": "going",
+        "title": _title(snapshot, state, main),
+        "text": _text(snapshot, state, main),
+        "tone": main.tone,
+        "steps": [],
+        "facts": facts(snapshot, None, best_of(snapshot))[:FACTS_SHOWN],
+        "actions": [],
+    }
+
+
+def _main(judged: Verdict) -> Finding:
+    """Returns the finding of the head, which is of learning where only the speed is not good."""
+    found = (judged.main, *judged.also)
+    learns = next((each for each in found if each.rule in ("doing well", "too early")), None)
+    return learns if learns is not None and judged.main.rule == "speed" else judged.main
+
+
+def _title(snapshot: RunSnapshot, state: str, main: Finding) -> str:
+    if state == "paused" and not snapshot.lacks_space_for:
+        return f"Paused at step {snapshot.step:,}"
+    if state == "preparing":
+        return f"Resuming from step {snapshot.step:,}"
+    # The numbers beside it say the rest.
+    return "Learning well" if main.rule == "doing well" else main.text
+
+
+def _text(snapshot: RunSnapshot, state: str, main: Finding) -> str:
+    if snapshot.job is not None:
+        return job_sentence(snapshot.job)
+    if state == "paused" and not snapshot.lacks_space_for:
+        return "Resume continues at once."
+    return TRANSIENT_LABELS.get(state) or main.advice

@@ -1,0 +1,29 @@
+// A button that opens a list of buttons below it. A choice, Escape and the focus elsewhere close it.
+
+export class Menu {
+    // root: a node with a button and, behind it, the list.
+    constructor(root) {
+        [this.button, this.list] = root.children;
+        this.button.setAttribute("aria-expanded", "false");
+        this.list.hidden = true;
+        this.button.addEventListener("click", () => this.toggle(this.list.hidden));
+        this.list.addEventListener("click", () => this.toggle(false));
+        root.addEventListener("keydown", (event) => {
+            if (event.key !== "Escape" || this.list.hidden) return;
+            this.toggle(false);
+            this.button.focus();
+        });
+        root.addEventListener("focusout", ({ relatedTarget }) => {
+            if (!root.contains(relatedTarget)) this.toggle(false);
+        });
+        // Safari gives a pressed button no focus.
+        document.addEventListener("pointerdown", ({ target }) => {
+            if (!root.contains(target)) this.toggle(false);
+        });
+    }
+
+    toggle(isOpen) {
+        this.list.hidden = !isOpen;
+        this.button.setAttribute("aria-expanded", String(isOpen));
+    }
+}
