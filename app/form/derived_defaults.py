@@ -72,11 +72,11 @@ def _derive_micro_batch(after: Shown, changes: dict[str, Any], notes: list[str])
 
 def run_title(shown: Shown) -> str:
     """Returns what a run is about: the model and the data, in short names."""
-    model, data = (_short_name(shown.get(name)) for name in ("model.source", "data.source"))
+    model, data = (short_name(shown.get(name)) for name in ("model.source", "data.source"))
     return " on ".join(name for name in (model, data) if name)
 
 
-def _short_name(source: Any) -> str:
+def short_name(source: Any) -> str:
     """Returns the last part of a hub id or a path; a mix has the name of a mix."""
     text = str(source or "").strip()
     if text.startswith("["):

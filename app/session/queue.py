@@ -142,10 +142,10 @@ class RunQueue:
         with self._change:
             return self._next() is not None
 
-    def add(self, config: TrainConfig, resumes: str = "") -> int:
+    def add(self, config: TrainConfig, resumes: str = "", detached: bool = False) -> int:
         """Queues a run and returns its position among the waiting runs, from 1. `resumes` is the id
-        of a run to resume, with its settings. Raises RunError if the queue is full or cannot be
-        written, or if that run is queued already.
+        of a run to resume, with its settings. detached: as for `set_detached`. Raises RunError if
+        the queue is full or cannot be written, or if that run is queued already.
         """
         queued = Queued(
             secrets.token_hex(4),
@@ -154,6 +154,7 @@ class RunQueue:
             config.data.title,
             time.time(),
             lasting_config(config).to_dict(),
+            detached=detached,
             resumes=resumes,
         )
         with self._change:

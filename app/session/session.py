@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import sys
 import threading
@@ -30,7 +31,7 @@ from app.shared.run_table import Asked
 from engine.config.changes import Change
 from engine.config.export_choice import AS_CONFIGURED, ExportChoice
 from engine.config.settings import TrainConfig
-from engine.errors import ConfigError, RunError
+from engine.errors import ConfigError, RamstreamError, RunError
 from engine.runs.record.control import COMMANDS
 from engine.runs.record.run_folder import RunFolder, delete_run, find_run, open_run
 from engine.runs.summaries.about import About, read_about, write_about
@@ -135,19 +136,11 @@ class Session:
         """Returns the sentence that is shown next to a disabled Start button, or None if a run can
         be started.
         """
-        run = self._active
-        if run is not None:
-            return (
-                f"{run.id} is under way here, and one run at a time is possible: stop it or let it "
-                "finish."
-            )
-        run_id = self._list.running_elsewhere()
-        if run_id is not None:
-            return (
-                f"{run_id} is under way in a process of its own, and one run at a time is "
-                "possible: stop it or let it finish."
-            )
-        return None
+        run_id = self.active_id or self._list.running_elsewhere()
+        if run_id is None:
+            return None
+        name = _name_of(self.runs_dir / run_id)
+        return f"{name} is training, one run at a time. This run can start after it."
 
     def start(self, config: TrainConfig) -> str:
         """Starts a run and returns its id at once. One on several GPUs gets a process of its own.
@@ -459,6 +452,15 @@ class Session:
         open_run(self.runs_dir, run_id)
         work = push_work(self.engine, folder, repository.strip(), private)
         return self.jobs.start(f"The push to {repository.strip()}", work, about=run_id, unit=BYTES)
+
+
+@functools.lru_cache(maxsize=16)
+def _name_of(path: Path) -> str:
+    """Returns the name of a run, or its id where its settings cannot be read."""
+    try:
+        return RunFolder(path).config.name
+    except RamstreamError:
+        return path.name
 
 
 def _has_several_gpus(config: TrainConfig) -> bool:

@@ -45,8 +45,8 @@ def prepare(page, name, steps, **others):
     page.wait_for_timeout(500)
 
 
-def start(page, button="#start"):
-    page.locator(f"{button}:not([disabled])").click()
+def start(page):
+    page.locator("#start:not([disabled])").click()
     expect(page).to_have_url(OPENED_RUN)
     return run_of(page)
 

@@ -137,7 +137,7 @@ def queue_two(page: Page, _server: Server) -> None:
     open_page(page, "new")
     for _ in range(2):
         page.locator("#add-to-queue:not([disabled])").click()
-        expect(page.locator(".rs-queued")).to_contain_text("in the queue")
+        expect(page.locator(".rs-queued")).to_contain_text("in line")
         page.wait_for_timeout(500)
     open_page(page, "runs")
     expect(page.locator("[data-part=queue-rows] li").first).to_be_visible()

@@ -213,7 +213,7 @@ def test_no_dialog_and_no_form_has_a_serious_finding(opened):
     page, findings = opened.page, []
     open_place(page, "new")
     page.locator("#add-to-queue").click()
-    expect(page.locator(".rs-queued")).to_contain_text("in the queue")
+    expect(page.locator(".rs-queued")).to_contain_text("in line")
     open_place(page, "runs")
     finished = page.locator("[data-part=rows] tr", has_text="nobody can remember")
     finished.locator("summary").click()

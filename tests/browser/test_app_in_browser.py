@@ -61,7 +61,7 @@ def test_the_whole_job(page, context, server):
 
     # A second Start says why not.
     open_page(page, "new")
-    expect(page.locator("#start")).to_be_disabled()
+    expect(page.locator("#start")).to_be_hidden()
     expect(page.locator(".rs-why-not")).to_contain_text("one run at a time")
 
     # Stop and save, seen by both tabs.

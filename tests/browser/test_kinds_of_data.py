@@ -54,7 +54,7 @@ def test_preferences_marks_and_a_compressed_file_are_told_for_what_they_are(page
     choose(page, marked)
     text = "The column label of marked.jsonl marks answers as good or bad (KTO)"
     expect(page.locator(".rs-preview")).to_contain_text(text)
-    expect(page.locator(".rs-why-not")).to_contain_text(text)
+    expect(page.locator(".rs-reasons")).to_contain_text(text)
     expect(page.locator("#start")).to_be_disabled()
 
     choose(page, packed)

@@ -48,7 +48,7 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     expect(mapping.locator("tbody th")).to_have_text(["nr", HOSTILE, "Wohin", "notes"])
 
     expect(page.locator("#start")).to_be_disabled()
-    expect(page.locator(".rs-why-not")).to_contain_text(
+    expect(page.locator(".rs-reasons")).to_contain_text(
         "A run would refuse the names of these columns"
     )
 

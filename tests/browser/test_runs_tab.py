@@ -13,6 +13,7 @@ import signal
 import pytest
 from playwright.sync_api import expect
 
+from app.pages.new.receipt import ordinal
 from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
 from engine.runs.record.recorder import RunRecorder
@@ -193,9 +194,9 @@ def add_to_queue(page, *names):
             page.locator("#add-to-queue").click()
         # The run bar tells whether the run before has ended, which would make the number smaller.
         found = f"{answered.value.text()} while the bar says {bar_text(page)}"
-        assert f"Number {number} in the queue now; Runs shows it." in found, found
-        expect(page.locator(".rs-queued")).to_contain_text(f"Number {number} in the queue")
-    open_page(page, "runs")
+        assert f"Queued, {ordinal(number)} in line." in found, found
+        expect(page.locator(".rs-queued")).to_contain_text(f"Queued, {ordinal(number)} in line.")
+    page.get_by_role("button", name="See queue").click()
 
 
 def bar_text(page):

@@ -69,6 +69,8 @@ const mounts = {
     },
     queued: (place) => {
         mountTrain(place);
+        const link = place.element.querySelector('[data-part="see-queue"]');
+        link.addEventListener("click", () => go({ page: "runs" }));
         place.watch("value", () => places.sidebar?.changed());
     },
 };

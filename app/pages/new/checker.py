@@ -21,6 +21,7 @@ from app.pages.new.data_figures import lengths_figure, lengths_text
 from app.pages.new.draft import Draft
 from app.pages.new.faults import unforeseen
 from app.pages.new.fit_panel import Beside, fit_panel, shown_suggestions, unchecked
+from app.pages.new.receipt import job_lines
 from app.pages.new.run_length import RunLength, Sample, run_length, run_length_text
 from app.session.session import Session
 from engine.config.data_settings import DataConfig
@@ -120,25 +121,35 @@ class Checker:
         except ConfigError as error:
             sentence = as_labeled(describe_error(error))
             field = _component_id(error.field)
-            return unchecked("A setting needs your attention.", sentence, field)
+            return unchecked("A setting needs your attention", sentence, field)
         except RamstreamError as error:
-            return unchecked("This cannot be checked yet.", as_labeled(str(error)))
+            return unchecked("Cannot be checked yet", as_labeled(str(error)))
         except Exception as error:  # noqa: BLE001  the page shows any fault of the program
-            return unchecked("This cannot be checked.", unforeseen(error))
+            return unchecked("Cannot be checked", unforeseen(error))
         found = self._run_length(config)
         remarks = [*notes, *(as_labeled(warning.text) for warning in setting_warnings(config))]
         if found is not None and found.warning:
             remarks.append(found.warning)
-        text = run_length_text(
-            config, found, report.time["run_seconds"], report.time["step_seconds"]
-        )
+        seconds = _run_seconds(report, found)
+        text = run_length_text(config, found, seconds)
         # These are asked outside the cached estimate: a package may be installed meanwhile.
         tracked = destinations(config.output.trackers, self._session.runs_dir)
         lacks = timed and report.status == FitStatus.DOES_NOT_FIT
         smaller = self._smaller(config, asked[1]) if lacks else ()
         costs = self._costs(*asked) if timed else None
-        beside = Beside(remarks, tracked, text, smaller, costs, self._lacks(config))
-        return fit_panel(report, self._session.why_not_start(), beside)
+        busy = self._session.why_not_start()
+        beside = Beside(
+            remarks=remarks,
+            tracked=tracked,
+            job=job_lines(config, found),
+            run_length=text,
+            run_seconds=seconds,
+            waiting=len(self._session.queue.listed()) if busy else 0,
+            smaller=smaller,
+            costs=costs,
+            lacks=self._lacks(config),
+        )
+        return fit_panel(report, busy, beside)
 
     def derived(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the `changes` of other settings that follow from what a person changed, and
@@ -298,6 +309,14 @@ def _refusal(check: Callable[[], None]) -> str:
     except RamstreamError as error:
         return as_labeled(str(error))
     return ""
+
+
+def _run_seconds(report: FitReport, found: RunLength | None) -> float | None:
+    """Returns the seconds of a run, None where rates or the length of the run are not known."""
+    of_run, of_step = report.time["run_seconds"], report.time["step_seconds"]
+    if of_run or not of_step or found is None:
+        return float(of_run) if of_run else None
+    return float(of_step * found.steps)
 
 
 def _smaller_than(config: TrainConfig, machine: Machine) -> tuple[str, ...]:

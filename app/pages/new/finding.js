@@ -2,8 +2,8 @@
 // reason to start a run whose data cannot be trained on.
 
 const HEADLINES = {
-    true: "These data cannot be trained on.",
-    false: "The first rows have nothing to train on.",
+    true: "Data cannot be trained on",
+    false: "Nothing to train on in the first rows",
 };
 
 // Whether a preview was made from the values that the form shows.

@@ -12,6 +12,7 @@ from typing import Any
 from app.form.settings_form import as_labeled, settings
 from app.labels import in_bytes, in_count
 from app.pages.new.fit_figures import fit_figure, item_color
+from app.pages.new.receipt import TO_MEASURE, clock, queue_text
 from app.shared.pool_labels import (
     cost_in_a_sentence,
     held_text,
@@ -29,12 +30,12 @@ from engine.planning.fit.suggestions import Suggestion
 from engine.text import counted, in_hours, in_seconds
 
 HEADLINES = {
-    FitStatus.FITS: ("good", "It fits this machine."),
-    FitStatus.TIGHT: ("warn", "It fits, but only just."),
-    FitStatus.DOES_NOT_FIT: ("bad", "It does not fit this machine."),
+    FitStatus.FITS: ("good", "Fits this machine"),
+    FitStatus.TIGHT: ("warn", "Fits, but only just"),
+    FitStatus.DOES_NOT_FIT: ("bad", "Does not fit"),
 }
 """Tone and headline for each status."""
-LACKS = "It would fit, but it lacks something that it needs."
+LACKS = "Fits, but something is missing"
 HELP = {
     FitStatus.FITS: "",
     FitStatus.TIGHT: "One click leaves more room:",
@@ -42,6 +43,7 @@ HELP = {
 }
 """Sentence above the suggestions."""
 BARS = {PartName.GPU: "GPU memory", PartName.HOST: "RAM", PartName.DISK: "Disk"}
+SHORT_LABELS = BARS | {PartName.GPU: "GPU"}
 SUGGESTIONS_SHOWN = 4
 """Largest number of suggestions on the page: three, and the one that trains adapters."""
 
@@ -65,6 +67,8 @@ def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[st
         "tone": "bad",
         "headline": headline,
         "reasons": [sentence],
+        "job": [],
+        "clock": clock(None, ""),
         "lives": "",
         "lives_more": "",
         "legend": [],
@@ -80,6 +84,7 @@ def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[st
         "field": field,
         "can_start": False,
         "can_queue": False,
+        "queue_text": "",
         "why_not": sentence,
     }
 
@@ -92,8 +97,14 @@ class Beside:
     """Sentences that a person should read before a start."""
     tracked: Sequence[str] = ()
     """Where curves also go, in sentences."""
+    job: Sequence[str] = ()
+    """The run in lines: its model and method, its data and length."""
     run_length: str = ""
     """What the length of the run means."""
+    run_seconds: float | None = None
+    """Seconds of the run; None where they are not known."""
+    waiting: int = 0
+    """Number of runs in the queue."""
     smaller: Sequence[str] = ()
     """Ids of models that would fit instead."""
     costs: Costs | None = None
@@ -112,10 +123,9 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
     """
     tone, headline = HEADLINES[report.status]
     if beside.remarks and report.status == FitStatus.FITS:
-        warnings = "One warning" if len(beside.remarks) == 1 else "Some warnings"
-        tone, headline = "warn", f"It fits this machine. {warnings}:"
+        tone, headline = "warn", f"Fits, with {counted(len(beside.remarks), 'warning')}"
     fits = report.status != FitStatus.DOES_NOT_FIT
-    why_not = busy if fits else "It does not fit. Pick a fix above."
+    why_not = busy if fits else "Does not fit. Pick a fix above."
     if beside.lacks:
         why_not = beside.lacks
         tone, headline = "bad", LACKS if fits else headline
@@ -139,6 +149,8 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
             *on_disk,
             *beside.tracked,
         ],
+        "job": list(beside.job),
+        "clock": clock(beside.run_seconds, _why_no_time(report)) if fits else clock(None, ""),
         "lives": lives,
         "lives_more": more,
         "legend": legend(report.pool),
@@ -157,6 +169,7 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         # This includes drafts that do not fit: the memory that the active run takes now will be
         # free when this run's turn comes.
         "can_queue": busy is not None and not beside.lacks,
+        "queue_text": queue_text(beside.waiting),
         "why_not": why_not or "",
     }
 
@@ -230,7 +243,7 @@ def _why_no_time(report: FitReport) -> str:
     if report.choices["device"] != "cpu":
         return "This card's rates are measured when a run starts."
     if report.model["dtype"] == "float32":
-        return "Measure the speed of this CPU in Hardware."
+        return TO_MEASURE
     return "On a CPU, times are predicted in float32 only."
 
 
@@ -289,6 +302,8 @@ def _bar(label: str, pooled: PoolPart, part: Part) -> dict[str, Any]:
     return {
         "name": pooled.name.value,
         "label": label,
+        "short": SHORT_LABELS[pooled.name],
+        "share": 0.0 if part.limit is None else min(1.0, part.total / max(1, part.limit)),
         "text": text,
         "tone": HEADLINES[part.status][0],
         "pool": pool_bar(pooled),
@@ -312,9 +327,9 @@ def _item(item: Item) -> dict[str, Any]:
 def _part_text(part: Part) -> str:
     total, limit = part.total, part.limit
     if limit is None:
-        return f"{in_bytes(total)}, free space not known"
+        return f"needs {in_bytes(total)}"
     only = "only " if total > limit else ""
-    return f"needs {in_bytes(total)}; {only}{in_bytes(limit)} free"
+    return f"needs {in_bytes(total)} · {only}{in_bytes(limit)} free"
 
 
 def _part_note(part: Part) -> str:

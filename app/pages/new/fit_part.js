@@ -1,13 +1,11 @@
-// One part of the pool of memory, beside the form: GPU memory, RAM or disk. A bar shows what the
-// part holds and which units live there; below it stand what that costs a step, and, once
-// unfolded, every item.
+// One part of the pool of memory: GPU memory, RAM or disk. A bar shows what the part holds and
+// which units live there; below it stand what that costs a step, and every item.
 
 import { SmallFigure } from "../../shared/charts/small_figure.js";
 import { el } from "../../shared/dom.js";
 
 export class FitPart {
     constructor({ name, label }) {
-        this.text = el("span");
         this.pool = el("span", { class: "rs-pool-bar", role: "img", "data-pool": name });
         this.cost = el("span", { class: "rs-pool-caption", "data-caption": "cost" });
         const plot = el("div", { class: "rs-fit-bar", role: "img", "data-fit": name });
@@ -15,9 +13,11 @@ export class FitPart {
         this.rows = el("tbody");
         this.note = el("p", { class: "rs-hint" });
         this.root = el(
-            "details",
-            { class: "rs-fit" },
-            el("summary", {}, el("span", {}, label), this.text, this.pool, this.cost),
+            "section",
+            { class: "rs-fit", "aria-label": label },
+            el("h4", {}, label),
+            this.pool,
+            this.cost,
             this.note,
             plot,
             el("table", {}, this.rows),
@@ -26,8 +26,6 @@ export class FitPart {
 
     show(bar) {
         this.bar.show(bar.figure, bar.caption);
-        this.root.dataset.tone = bar.tone;
-        this.text.textContent = bar.text;
         this.note.textContent = bar.note;
         this.rows.replaceChildren(...bar.items.map(itemRow));
         this.pool.ariaLabel = bar.held;
@@ -61,6 +59,19 @@ function itemRow({ name, text, note, color }) {
     key.style.background = color;
     const small = note ? el("small", {}, note) : null;
     return el("tr", {}, el("th", { scope: "row" }, key, name, small), el("td", {}, text));
+}
+
+// A part in one line: how much of it is needed, and how much is free.
+export function needRow({ name, short, text, share, tone }) {
+    const fill = el("i");
+    fill.style.width = `${100 * share}%`;
+    return el(
+        "p",
+        { "data-need": name, "data-tone": tone },
+        el("span", {}, short),
+        el("span", { class: "rs-need-bar", "aria-hidden": "true" }, fill),
+        el("span", {}, text),
+    );
 }
 
 export const legendRow = ({ held, text }) => el("li", {}, el("i", { "data-held": held }), text);

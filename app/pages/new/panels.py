@@ -22,11 +22,6 @@ from app.pages.new.fit_panel import SUGGESTIONS_SHOWN
 from app.pages.new.known_models import known_models
 from app.shared.template import drawn
 
-DETACHED_HINT = (
-    '<p class="rs-hint">In a process of its own, which goes on when Ramstream itself is closed.</p>'
-)
-
-
 # ------------------------------------------------------------------ the page New
 
 
@@ -46,8 +41,9 @@ class TrainPanel:
     fit: gr.HTML
     suggestions: list[gr.Button]
     start: gr.Button
-    detached: gr.Button
     queue: gr.Button
+    detached: gr.Checkbox
+    """Whether the run gets a process of its own, which outlives this program."""
     queued: gr.HTML
     why_not: gr.HTML
     tools: gr.HTML
@@ -84,16 +80,26 @@ def train_panel(presets: dict[str, Preset], has_folders: bool = False) -> TrainP
                 gr.Button(visible=False, size="sm", elem_classes="rs-suggestion")
                 for _ in range(SUGGESTIONS_SHOWN)
             ]
-            start = gr.Button(
-                "Start", variant="primary", size="lg", interactive=False, elem_id="start"
-            )
-            why_not = drawn("why_not", {})
-            queue = gr.Button("Add to queue", size="lg", visible=False, elem_id="add-to-queue")
-            queued = drawn("queued", {})
-            detached = gr.Button(
-                "Start detached", size="sm", interactive=False, elem_id="start-detached"
-            )
-            gr.HTML(DETACHED_HINT, apply_default_css=False, elem_id="rs-detached-hint")
+            with gr.Column(elem_classes="rs-go"):
+                start = gr.Button(
+                    "Start training",
+                    variant="primary",
+                    size="lg",
+                    interactive=False,
+                    elem_id="start",
+                )
+                queue = gr.Button(
+                    "Add to queue",
+                    variant="primary",
+                    size="lg",
+                    visible=False,
+                    elem_id="add-to-queue",
+                )
+                why_not = drawn("why_not", {})
+                queued = drawn("queued", {})
+                detached = gr.Checkbox(
+                    label="Keep training if I close Ramstream", elem_id="detached"
+                )
     return TrainPanel(
         preset=preset,
         about=about,
@@ -103,8 +109,8 @@ def train_panel(presets: dict[str, Preset], has_folders: bool = False) -> TrainP
         fit=fit,
         suggestions=suggestions,
         start=start,
-        detached=detached,
         queue=queue,
+        detached=detached,
         queued=queued,
         why_not=why_not,
         tools=tools,

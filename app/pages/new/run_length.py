@@ -84,30 +84,25 @@ def _batch_rows_of_a_row(sample: Sample, data: DataConfig) -> float:
     return documents * statistics.fmean(kept) / filled if filled else documents
 
 
-def run_length_text(
-    config: TrainConfig,
-    found: RunLength | None,
-    run_seconds: float | None,
-    step_seconds: float | None,
-) -> str:
-    """Returns one sentence for the line below Steps and Epochs, or an empty text. Times are
-    predicted, and None where no rates are known.
+def run_length_text(config: TrainConfig, found: RunLength | None, seconds: float | None) -> str:
+    """Returns one sentence for the line below Steps and Epochs, or an empty text. seconds: those of
+    the run as predicted, None where no rates are known.
     """
     if found is None:
         return ""
-    seconds = run_seconds or (step_seconds * found.steps if step_seconds else None)
     time = f", about {in_hours(max(1, seconds))}" if seconds else ""
     rows = counted(found.rows, "row")
     if config.train.steps is not None:
         steps = counted(config.train.steps, "step")
         verb = "is" if config.train.steps == 1 else "are"
-        return f"{steps} {verb} about {_in_passes(found.passes)} over {rows}{time}."
+        return f"{steps} {verb} about {in_passes(found.passes)} over {rows}{time}."
     steps = counted(max(1, round(found.steps)), "step")
     verb = "is" if found.passes == 1 else "are"
-    return f"{_in_passes(found.passes)} over {rows} {verb} about {steps}{time}."
+    return f"{in_passes(found.passes)} over {rows} {verb} about {steps}{time}."
 
 
-def _in_passes(passes: float) -> str:
+def in_passes(passes: float) -> str:
+    """Returns a number of passes over the data as text, such as "3 passes"."""
     if passes < 0.01:
         return "less than 0.01 passes"
     number = f"{passes:,.0f}" if passes >= 20 else f"{float(f'{passes:.2g}'):g}"

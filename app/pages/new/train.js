@@ -6,9 +6,10 @@ import { give } from "./changes.js";
 import { DerivedDefaults } from "./derived_defaults.js";
 import { FieldLink } from "./field_link.js";
 import { differ, findingOn, isOf, withFinding } from "./finding.js";
-import { FitPart, legendRow } from "./fit_part.js";
+import { FitPart, legendRow, needRow } from "./fit_part.js";
 import { Intro } from "./intro.js";
 import { drawPreview } from "./preview.js";
+import { Receipt } from "./receipt.js";
 import { SettingsTools } from "./settings_tools.js";
 import { isKnown, MODEL, Suggestions } from "./suggestions.js";
 
@@ -29,7 +30,7 @@ const draw = {
     sidebar: (place, value) => drawText(place, "machine", value),
     about: (place, value) => drawText(place, "about", value),
     why_not: (place, value) => drawText(place, "why_not", value),
-    queued: (place, value) => drawText(place, "queued", value),
+    queued: drawQueued,
     run_length: () => {}, // the fit panel and derived defaults are written into it
     settings_tools: mountTools,
     preview: takePreview,
@@ -60,6 +61,11 @@ export function mountTrain(place) {
 
 function drawText({ element }, name, value) {
     field(element, name).textContent = value[name] ?? "";
+}
+
+function drawQueued(place, value) {
+    drawText(place, "queued", value);
+    place.element.querySelector('[data-part="see-queue"]').hidden = !value.is_queued;
 }
 
 function takePreview(place, preview) {
@@ -113,6 +119,7 @@ export function serverAnswers(isAnswering) {
 function mountVerdict(place) {
     place.models = place.props.value.models;
     place.parts = new Map();
+    place.receipt = new Receipt(place.element, () => place.ask(AT_ONCE));
     place.link = new FieldLink(place.element.querySelector('[data-part="to-field"]'));
     askAfterPauses(place);
     listenToBoxes(place);
@@ -158,6 +165,7 @@ function askAfterPauses(place) {
     const edited = new Set();
     // Makes Gradio pass on the form.
     place.ask = (wait) => {
+        place.receipt.isAsking(true);
         clearTimeout(pause);
         pause = setTimeout(() => {
             edited.clear();
@@ -171,6 +179,7 @@ function askAfterPauses(place) {
             place.ask(wait);
             return;
         }
+        place.receipt.isAsking(true);
         edited.add(box);
         clearTimeout(pause);
         pause = setTimeout(() => {
@@ -225,6 +234,7 @@ async function check(place, form) {
     place.asking?.abort();
     place.asking = new AbortController();
     const { signal } = place.asking;
+    place.receipt.isAsking(true);
     place.form = form;
     place.defaults.took(form);
     places.settings_tools?.tools?.took(form);
@@ -265,6 +275,7 @@ async function askForTimes(place, form, signal) {
 function judge(place) {
     place.finding = findingOn(place.form, places.preview?.read);
     const fit = withFinding(place.answer, place.finding);
+    place.receipt.isAsking(false);
     drawFit(place, fit);
     offer(place, fit);
     places.intro?.shown.judged(fit, place.form);
@@ -272,10 +283,11 @@ function judge(place) {
 
 // Shows what can be started. Start and the suggestions are Gradio's, and follow these values; Start
 // itself may have said earlier why it failed.
-function offer(place, { can_start, can_queue, suggestions, why_not }) {
-    place.props.value = { can_start, can_queue, suggestions };
-    places.why_not.props.value = { why_not };
-    draw.why_not(places.why_not, { why_not });
+function offer(place, { can_start, can_queue, queue_text, suggestions, why_not, reasons }) {
+    place.props.value = { can_start, can_queue, queue_text, suggestions };
+    const beside = reasons.includes(why_not) ? "" : why_not; // nothing stands there twice
+    places.why_not.props.value = { why_not: beside };
+    draw.why_not(places.why_not, { why_not: beside });
     // A message about a place in the queue is no longer true.
     if (!can_queue && places.queued) draw.queued(places.queued, {});
 }
@@ -293,7 +305,9 @@ function isBehind(shown) {
 
 const UNCHECKED = {
     tone: "bad",
-    headline: "This cannot be checked now.",
+    headline: "Cannot be checked now",
+    job: [],
+    clock: { seconds: null, text: "", to_measure: false },
     size: "",
     help: "",
     run_length: "",
@@ -309,14 +323,17 @@ const UNCHECKED = {
     field: null,
     can_start: false,
     can_queue: false,
+    queue_text: "",
 };
 
 function drawFit(place, fit) {
     const { element } = place;
-    element.querySelector(".rs-fit-panel").dataset.tone = fit.tone;
-    for (const name of ["headline", "lives", "lives_more", "size", "help"])
+    place.receipt.show(fit);
+    for (const name of ["lives", "lives_more", "size", "help"])
         field(element, name).textContent = fit[name];
+    element.querySelector('[data-part="memory"]').hidden = !fit.bars.length;
     field(element, "reasons").replaceChildren(...fit.reasons.map((reason) => el("li", {}, reason)));
+    field(element, "needs").replaceChildren(...fit.bars.map(needRow));
     drawParts(place, fit.bars);
     field(element, "legend").replaceChildren(...fit.legend.map(legendRow));
     field(element, "time").replaceChildren(...fit.time.map(timeRow));

@@ -7,7 +7,7 @@ placeholders in such a script, which `_filled_in` replaces by values.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -19,8 +19,8 @@ from app.pages.new.checker import Checker
 from app.pages.new.faults import unforeseen
 from app.pages.new.fit_panel import SUGGESTIONS_SHOWN
 from app.pages.new.panels import TrainPanel
+from app.pages.new.receipt import ordinal
 from app.session.session import Session
-from engine.config.settings import TrainConfig
 
 # Marks that the form holds the draft from now on; what it held before does not count.
 OPENED = "() => { window.ramstreamOpened = true; }"
@@ -31,10 +31,11 @@ ASK = """(preset, ...values) => {
   (window.ramstreamForms ??= []).push({preset, \
 shown: Object.fromEntries(FIELDS.map((name, index) => [name, values[index]]))});
 }"""
-# Shows what a fit panel allows: Start, Start detached, Add to queue, and the suggestions.
-OFFER = """({can_start, can_queue, suggestions}) => [\
-...[1, 2].map(() => ({__type__: 'update', interactive: can_start})),
-  {__type__: 'update', visible: Boolean(can_queue)}, ...SLOTS.map((number) => (
+# Shows what a fit panel allows: Start, in its place Add to queue while another run trains, and the
+# suggestions.
+OFFER = """({can_start, can_queue, queue_text, suggestions}) => [
+  {__type__: 'update', interactive: can_start, visible: !can_queue},
+  {__type__: 'update', value: queue_text, visible: Boolean(can_queue)}, ...SLOTS.map((number) => (
   {__type__: 'update', value: suggestions[number]?.text ?? '', visible: number in suggestions}))]"""
 # Fills the form with the columns that a person chose in the preview, or with the files.
 MAP = """() => {
@@ -70,7 +71,7 @@ class PageParts:
 
 
 class TrainEvents:
-    """Connects the form to its checker, and the Start buttons to the session."""
+    """Connects the form to its checker, and Start to the session."""
 
     def __init__(self, session: Session, checker: Checker, parts: PageParts):
         self._session = session
@@ -164,16 +165,14 @@ class TrainEvents:
     def _start_and_queue(self) -> None:
         panel = self._panel
         outputs = [self._bar, panel.why_not]
-        start = self._starting(self._session.start)
-        start_detached = self._starting(self._session.start_detached)
-        panel.start.click(start, self._inputs, outputs, **AT_ONCE)
-        panel.detached.click(start_detached, self._inputs, outputs, **AT_ONCE)
-        panel.queue.click(self.enqueue, self._inputs, panel.queued, **AT_ONCE)
+        given = {*self._inputs, panel.detached}
+        panel.start.click(self.start, given, outputs, **AT_ONCE)
+        panel.queue.click(self.enqueue, given, panel.queued, **AT_ONCE)
 
     def _offer_suggestions(self) -> None:
         """Enables the buttons that the fit panel allows; connects each suggestion to the form."""
         panel = self._panel
-        offered = [panel.start, panel.detached, panel.queue, *panel.suggestions]
+        offered = [panel.start, panel.queue, *panel.suggestions]
         offer = _filled_in(OFFER, {"SLOTS": list(range(SUGGESTIONS_SHOWN))})
         panel.fit.change(**in_page(offer, panel.fit, offered))
         for number, button in enumerate(panel.suggestions):
@@ -235,28 +234,27 @@ class TrainEvents:
             updates |= self._filled(shown)
         return updates
 
-    def _starting(
-        self, begin: Callable[[TrainConfig], str]
-    ) -> Callable[[dict[Any, Any]], dict[Any, Any]]:
-        """Returns the handler of a Start button that begins a run with `begin`."""
-
-        def start(values: dict[Any, Any]) -> dict[Any, Any]:
-            try:
-                run_id = begin(self._checker.read_trainable(self._shown_in(values)))
-            except Exception as error:  # noqa: BLE001  the page shows any fault of the program
-                return {self._panel.why_not: {"why_not": as_labeled(unforeseen(error))}}
-            return {self._bar: {"open": run_id}}
-
-        return start
+    def start(self, values: dict[Any, Any]) -> dict[Any, Any]:
+        """Starts the form's run, in a process of its own where that was chosen."""
+        session, panel = self._session, self._panel
+        begin = session.start_detached if values[panel.detached] else session.start
+        try:
+            run_id = begin(self._checker.read_trainable(self._shown_in(values)))
+        except Exception as error:  # noqa: BLE001  the page shows any fault of the program
+            return {panel.why_not: {"why_not": as_labeled(unforeseen(error))}}
+        return {self._bar: {"open": run_id}}
 
     def enqueue(self, values: dict[Any, Any]) -> dict[Any, Any]:
-        queue, queued = self._session.queue, self._panel.queued
+        """Puts the form's run into the queue."""
+        queue, panel = self._session.queue, self._panel
         try:
-            place = queue.add(self._checker.read_trainable(self._shown_in(values)))
+            config = self._checker.read_trainable(self._shown_in(values))
+            place = queue.add(config, detached=bool(values[panel.detached]))
         except Exception as error:  # noqa: BLE001  the page shows any fault of the program
-            return {queued: {"queued": as_labeled(unforeseen(error))}}
-        then = "it is held until you continue it in Runs" if queue.is_held else "Runs shows it"
-        return {queued: {"queued": f"Number {place} in the queue now; {then}."}}
+            return {panel.queued: {"queued": as_labeled(unforeseen(error))}}
+        held = " The queue is held until you continue it." if queue.is_held else ""
+        text = f"Queued, {ordinal(place)} in line.{held}"
+        return {panel.queued: {"queued": text, "is_queued": True}}
 
     def _shown_in(self, values: dict[Any, Any]) -> dict[str, Any]:
         """Converts component values from Gradio, by component, to values by dotted name."""

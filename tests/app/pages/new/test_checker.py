@@ -144,7 +144,7 @@ def test_what_does_not_fit_names_by_how_much_and_cannot_start(checker):
     verdict = checker.fit_panel(shown(model__source="Qwen/Qwen2.5-14B"))
     host = verdict["bars"][1]
     assert (verdict["tone"], verdict["can_start"], host["tone"]) == ("bad", False, "bad")
-    assert "; only " in host["text"] and verdict["time"] == []
+    assert " · only " in host["text"] and host["share"] == 1 and verdict["time"] == []
     (line,) = host["figure"]["layout"]["shapes"]
     assert line["x0"] < sum(trace["x"][0] for trace in host["figure"]["data"])
 
@@ -283,7 +283,10 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
     """A model of the catalog, which nobody has downloaded, fits and cannot be begun offline."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    session = SimpleNamespace(runs_dir=tmp_path, why_not_start=lambda: None, engine=EngineCalls())
+    queue = SimpleNamespace(listed=lambda: ["one"])
+    session = SimpleNamespace(
+        runs_dir=tmp_path, why_not_start=lambda: None, engine=EngineCalls(), queue=queue
+    )
     checker = Checker(session)
     given = shown(
         model__source="HuggingFaceTB/SmolLM2-135M",
@@ -296,6 +299,7 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
     assert found["reasons"][0] == found["why_not"]
     session.why_not_start = lambda: "One run at a time."
     busy = checker.fit_panel(given)
+    assert busy["queue_text"] == "Add to queue (2nd)"
     assert not busy["can_queue"] and busy["why_not"] == found["why_not"]
     with pytest.raises(ModelError) as refused:
         checker.read_trainable(given)

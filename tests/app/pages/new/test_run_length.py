@@ -42,7 +42,7 @@ def test_packed_rows_hold_several_documents():
 def test_passes_are_steps():
     found = run_length(config(train__steps=None, train__epochs=3.0), SAMPLE, 2000)
     assert found.steps == pytest.approx(600)
-    text = run_length_text(config(train__steps=None, train__epochs=3.0), found, None, 2.0)
+    text = run_length_text(config(train__steps=None, train__epochs=3.0), found, 2.0 * found.steps)
     assert text == "3 passes over 2,000 rows are about 600 steps, about 20 min."
 
 
@@ -51,7 +51,7 @@ def test_the_number_of_rows_must_be_known():
     whole = dataclasses.replace(SAMPLE, is_all=True)
     assert run_length(config(), whole, None).passes == pytest.approx(5)
     assert run_length(config(), dataclasses.replace(SAMPLE, lengths=()), 2000) is None
-    assert run_length_text(config(), None, None, None) == ""
+    assert run_length_text(config(), None, None) == ""
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_number_of_rows_must_be_known():
 )
 def test_it_is_one_sentence(steps, words):
     asked = config(train__steps=steps)
-    assert run_length_text(asked, run_length(asked, SAMPLE, 2000), float(steps), None) == words
+    assert run_length_text(asked, run_length(asked, SAMPLE, 2000), float(steps)) == words
 
 
 def test_many_passes_over_few_rows_are_doubted():

@@ -1,0 +1,69 @@
+// The Summary's own lines: the verdict, the time, and what will be trained. In a narrow window it
+// is a bar at the bottom, which a button unfolds.
+
+import { el, field, send, setText } from "../../shared/dom.js";
+
+const POLL = 500; // ms between two looks at a measurement under way
+
+export class Receipt {
+    // measured: is called when this machine was measured.
+    constructor(element, measured) {
+        this.root = element.querySelector(".rs-fit-panel");
+        this.measured = measured;
+        this.part("unfold").addEventListener("click", () => this.unfold());
+        this.part("measure").addEventListener("click", () => this.measure());
+    }
+
+    part(name) {
+        return this.root.querySelector(`[data-part="${name}"]`);
+    }
+
+    unfold() {
+        const isOpen = this.root.closest(".rs-side").classList.toggle("rs-unfolded");
+        this.part("unfold").setAttribute("aria-expanded", String(isOpen));
+    }
+
+    // A verdict that is being asked for anew shows that it is one of before.
+    isAsking(isAsking) {
+        this.root.setAttribute("aria-busy", String(isAsking));
+    }
+
+    show({ tone, headline, clock, job }) {
+        this.root.dataset.tone = tone;
+        setText(field(this.root, "headline"), headline);
+        field(this.root, "job").replaceChildren(...job.map((line) => el("li", {}, line)));
+        this.part("clock").hidden = !clock.text;
+        setText(field(this.root, "clock"), clock.text + doneAt(clock.seconds));
+        this.part("measure").hidden = !clock.to_measure;
+    }
+
+    async measure() {
+        const button = this.part("measure");
+        button.disabled = true;
+        const words = button.textContent;
+        try {
+            let job = await send("/api/hardware/measure", {});
+            while (job.state === "working") {
+                setText(button, `${job.text || "Measuring"} …`);
+                await new Promise((resolve) => setTimeout(resolve, POLL));
+                job = await send(`/api/jobs/${job.id}`);
+            }
+            if (job.error) throw new Error(job.error);
+            setText(button, words);
+            this.measured();
+        } catch (error) {
+            setText(button, error.message);
+        }
+        button.disabled = false;
+    }
+}
+
+// When a run that starts now is done, in the time of the reader.
+function doneAt(seconds) {
+    if (seconds === null) return "";
+    const end = new Date(Date.now() + 1000 * seconds);
+    const clock = end.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+    const isToday = end.toDateString() === new Date().toDateString();
+    const day = end.toLocaleDateString([], { day: "numeric", month: "short" });
+    return ` · done ≈ ${isToday ? clock : `${day}, ${clock}`}`;
+}

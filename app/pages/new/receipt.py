@@ -1,0 +1,67 @@
+"""The lines of the Summary beside the form: what will be trained, how long it takes, and what the
+button says. All functions are pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.form.derived_defaults import short_name
+from app.labels import in_time
+from app.pages.new.known_models import known_models
+from app.pages.new.run_length import RunLength, in_passes
+from engine.config.settings import TrainConfig
+from engine.text import counted
+
+TO_MEASURE = "Measure the speed of this CPU in Hardware."
+"""Why the time of a run is not known, where measuring this machine would tell."""
+
+
+def job_lines(config: TrainConfig, found: RunLength | None) -> list[str]:
+    """Returns the run in two lines: its model and method, its data and length. found: the length
+    of the run, where it is known.
+    """
+    source, train = config.model.source, config.train
+    title = next((title for known, title in known_models() if known == source), None)
+    method = {
+        "full": "all weights",
+        "parts": "named parts",
+        "lora": f"LoRA, rank {train.lora_rank}",
+    }
+    data = config.data.source if isinstance(config.data.source, str) else "["
+    return [
+        f"{title or short_name(source)} · {method[train.method]}",
+        f"{short_name(data)} · {_length(config, found)}",
+    ]
+
+
+def _length(config: TrainConfig, found: RunLength | None) -> str:
+    if config.train.steps is not None:
+        steps = counted(config.train.steps, "step")
+        return f"{steps} ({in_passes(found.passes)})" if found is not None else steps
+    passes = in_passes(config.train.epochs or 0.0)
+    if found is None:
+        return passes
+    return f"{passes} ({counted(max(1, round(found.steps)), 'step')})"
+
+
+def clock(seconds: float | None, why_unknown: str) -> dict[str, Any]:
+    """Returns the time of a run: its `seconds` and their `text`, or why they are not known.
+    `to_measure`: measuring this machine would tell.
+    """
+    if seconds is not None:
+        return {"seconds": seconds, "text": f"≈ {in_time(max(1, seconds))}", "to_measure": False}
+    to_measure = why_unknown == TO_MEASURE
+    text = "unknown" if to_measure else why_unknown
+    return {"seconds": None, "text": text, "to_measure": to_measure}
+
+
+def queue_text(waiting: int) -> str:
+    """Returns the label of the button that queues a run. waiting: number of runs in the queue."""
+    return f"Add to queue ({ordinal(waiting + 1)})" if waiting else "Add to queue"
+
+
+def ordinal(number: int) -> str:
+    """Returns a place in a row: 1st, 2nd, 11th."""
+    ending = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
