@@ -1,4 +1,4 @@
-// A button that opens a list of buttons below it. A choice, Escape and the focus elsewhere close it.
+// A button that opens a list of buttons. A choice, Escape and the focus elsewhere close it.
 
 export class Menu {
     // root: a node with a button and, behind it, the list.

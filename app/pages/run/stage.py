@@ -105,19 +105,20 @@ def _why(snapshot: RunSnapshot, state: str, saved: SavedSteps) -> str:
 
 
 def _steps(snapshot: RunSnapshot, state: str) -> list[dict[str, Any]]:
-    names = STEPS if _now(snapshot, state) == DOWNLOAD else STEPS[1:]
     now = _now(snapshot, state)
+    names = STEPS if now == DOWNLOAD else STEPS[1:]
     at = names.index(now) if now in names else len(names)
     notes = {DATA: _data_note(snapshot), MODEL: _model_note(snapshot), BASELINE: _before(snapshot)}
-    return [
-        {
-            "label": name,
-            "state": "done" if place < at else "now" if place == at else "next",
-            "note": notes.get(name, "") or (_share_text(snapshot) if place == at else ""),
-            "share": _share(snapshot) if place == at else None,
-        }
-        for place, name in enumerate(names)
-    ]
+    steps = []
+    for place, name in enumerate(names):
+        step = {"label": name, "state": "next", "note": notes.get(name, ""), "share": None}
+        if place < at:
+            step["state"] = "done"
+        elif place == at:
+            step |= {"state": "now", "share": _share(snapshot)}
+            step["note"] = step["note"] or _share_text(snapshot)
+        steps.append(step)
+    return steps
 
 
 def _now(snapshot: RunSnapshot, state: str) -> str:
