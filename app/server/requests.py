@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from engine.errors import RamstreamError, RunError
+from engine.runs.record.run_folder import NoSuchRun
 
 LONGEST_SENTENCE = 2000
 """Largest number of characters in the sentence of an error: a value that it quotes may be as long
@@ -39,8 +40,10 @@ def answering_errors(route: Handler) -> Handler:
     async def answer(request: Request) -> Response:
         try:
             response = await route(request)
+        except NoSuchRun:
+            response = _refusal(_status(request), "This run does not exist. Was it deleted?")
         except RamstreamError as error:
-            response = _refusal(404 if request.method in ("GET", "HEAD") else 409, str(error))
+            response = _refusal(_status(request), str(error))
         except Exception as error:  # noqa: BLE001  the page shows any fault of the program
             traceback.print_exc(file=sys.stderr)
             response = _refusal(
@@ -52,6 +55,10 @@ def answering_errors(route: Handler) -> Handler:
         return response
 
     return answer
+
+
+def _status(request: Request) -> int:
+    return 404 if request.method in ("GET", "HEAD") else 409
 
 
 def _refusal(status: int, sentence: str) -> JSONResponse:

@@ -37,7 +37,8 @@ from engine.paths import PROGRAM_ROOT
 from engine.runs.record.control import send_command
 from engine.runs.record.events import RunEnded
 from engine.runs.record.recorder import RunRecorder
-from engine.runs.record.run_folder import RunFolder, create_run, delete_run, lasting_config
+from engine.runs.record.run_folder import RunFolder, delete_run
+from engine.runs.summaries.names import new_run
 from engine.safe_files import FileFault
 
 PROCESS_FILE = "detached.json"
@@ -95,7 +96,7 @@ class DetachedRuns:
 
         Raises RunError when the folder or the process cannot be made.
         """
-        folder = create_run(runs_dir, lasting_config(config))
+        folder = new_run(runs_dir, config)
         try:
             process = _start_process(folder)
         except OSError as error:

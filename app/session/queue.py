@@ -29,6 +29,7 @@ from engine import safe_files
 from engine.config.settings import TrainConfig
 from engine.errors import RamstreamError, RunError
 from engine.runs.record.run_folder import lasting_config
+from engine.runs.summaries.names import names_of_runs, own_name
 from engine.safe_files import FileFault
 
 QUEUE_FILE = "queue.json"
@@ -143,27 +144,30 @@ class RunQueue:
             return self._next() is not None
 
     def add(self, config: TrainConfig, resumes: str = "", detached: bool = False) -> int:
-        """Queues a run and returns its position among the waiting runs, from 1. `resumes` is the id
-        of a run to resume, with its settings. detached: as for `set_detached`. Raises RunError if
-        the queue is full or cannot be written, or if that run is queued already.
+        """Queues a run and returns its position among the waiting runs, from 1. A new run gets a
+        name of its own. `resumes` is the id of a run to resume, with its settings. detached: as for
+        `set_detached`. Raises RunError if the queue is full or cannot be written, or if that run is
+        queued already.
         """
-        queued = Queued(
-            secrets.token_hex(4),
-            config.name,
-            config.model.source,
-            config.data.title,
-            time.time(),
-            lasting_config(config).to_dict(),
-            detached=detached,
-            resumes=resumes,
-        )
+        named = [] if resumes else names_of_runs(self._path.parent)
         with self._change:
             if resumes and any(resumes == other.resumes for other in self._queued):
-                raise RunError(f"The resume of run {resumes} is in the queue already.")
+                raise RunError(f"{config.name} is in the queue already.")
+            if not resumes:
+                name = own_name(config.name, [*named, *(other.name for other in self._queued)])
+                config = config.with_values({"name": name})
+            queued = Queued(
+                secrets.token_hex(4),
+                config.name,
+                config.model.source,
+                config.data.title,
+                time.time(),
+                lasting_config(config).to_dict(),
+                detached=detached,
+                resumes=resumes,
+            )
             if len(self._queued) >= LIMIT:
-                raise RunError(
-                    f"The queue holds {LIMIT} runs already; remove some of them in Runs first."
-                )
+                raise RunError(f"The queue is full ({LIMIT} runs). Remove some in Runs first.")
             self._keep([*self._queued, queued])
             self._work()
             waiting = [
@@ -349,7 +353,7 @@ class RunQueue:
 
     def _refuse_starting(self, queued_id: str) -> None:
         if queued_id == self._starting:
-            raise RunError("It is being started just now; once it runs, stop it there.")
+            raise RunError("This run is starting; stop it on its page.")
 
     # ------------------------------------------------------------------ the file
 
@@ -358,7 +362,7 @@ class RunQueue:
         for place, queued in enumerate(self._queued):
             if queued.id == queued_id:
                 return place
-        raise RunError("It is not in the queue any more: it was started or removed meanwhile.")
+        raise RunError("This run has left the queue: it was started or removed.")
 
     def _keep(self, listed: list[Queued], must: bool = True) -> None:
         """Writes `listed` to the file, then makes it the queue; the caller holds the lock.
@@ -405,7 +409,7 @@ class RunQueue:
             aside = self._path
             with contextlib.suppress(OSError):
                 aside = safe_files.set_aside(self._path, runs)
-            self._unread = f"The queue of before cannot be read ({error.strerror}): see {aside}."
+            self._unread = f"The earlier queue cannot be read ({error.strerror}): see {aside}."
             print(f"ramstream: {self._unread}", file=sys.stderr)
             return False, []
 

@@ -11,14 +11,14 @@ ENDED_AS_ASKED = {"stop": "stopped", "discard": "discarded"}
 """State in which a run ends that has carried out such a request."""
 
 
-def refuse_if_paused_when_seen(run_id: str, seen: str) -> None:
+def refuse_if_paused_when_seen(name: str, seen: str) -> None:
     """Raises RunError if the person meant to end a pause. Otherwise a run that another person
     ended meanwhile would start again.
     """
     if seen in ("paused", "pausing"):
         raise RunError(
-            f"Run {run_id} is no longer paused: somebody has ended it. Press Resume again "
-            "to go on with it from what it saved."
+            f"{name} is no longer paused: somebody has ended it. Press Resume again to continue "
+            "from its last checkpoint."
         )
 
 
@@ -28,15 +28,15 @@ def refuse_unless_done(folder: RunFolder, command: str | Change) -> None:
     """
     run = summarize(folder)
     if run is None:
-        raise RunError(f"Run {folder.id} was deleted meanwhile.")
+        raise RunError("This run was deleted.")
     asked = name_of(command)
     if run.state == "interrupted":
         raise RunError(
-            f"Run {folder.id} is not running, so it cannot {asked}: its program ended. Resume "
-            "goes on with it."
+            f"{run.name} cannot {asked}: it was interrupted when its program ended. Resume "
+            "continues it."
         )
     if ENDED_AS_ASKED.get(asked) != run.state:
-        raise RunError(f"Run {folder.id} has ended already. {run.reason}".rstrip())
+        raise RunError(f"{run.name} has ended already. {run.reason}".rstrip())
 
 
 def name_of(command: str | Change) -> str:

@@ -31,11 +31,12 @@ from app.shared.run_table import Asked
 from engine.config.changes import Change
 from engine.config.export_choice import AS_CONFIGURED, ExportChoice
 from engine.config.settings import TrainConfig
-from engine.errors import ConfigError, RamstreamError, RunError
+from engine.errors import ConfigError, RunError
 from engine.runs.record.control import COMMANDS
 from engine.runs.record.run_folder import RunFolder, delete_run, find_run, open_run
 from engine.runs.summaries.about import About, read_about, write_about
 from engine.runs.summaries.listing import RunSummary, summarize
+from engine.runs.summaries.names import shown_name
 from engine.tools.cli.end_signals import write_line
 from engine.training.checkpoints.saved_on_disk import saved_steps
 
@@ -133,14 +134,11 @@ class Session:
         return None
 
     def why_not_start(self) -> str | None:
-        """Returns the sentence that is shown next to a disabled Start button, or None if a run can
-        be started.
-        """
+        """Returns why no run can be started now, or None if one can."""
         run_id = self.active_id or self._list.running_elsewhere()
         if run_id is None:
             return None
-        name = _name_of(self.runs_dir / run_id)
-        return f"{name} is training, one run at a time. This run can start after it."
+        return f"{self.name_of_run(run_id)} is training. This run can start after it."
 
     def start(self, config: TrainConfig) -> str:
         """Starts a run and returns its id at once. One on several GPUs gets a process of its own.
@@ -195,7 +193,8 @@ class Session:
             or self._goes_on(folder)
             or "resume" not in actions_in(run.state, saved_steps(folder.checkpoints_path))
         ):
-            raise RunError(f"Run {run_id} cannot be resumed now: it goes on or has finished.")
+            name = shown_name(folder)
+            raise RunError(f"{name} cannot be resumed: it is still training or has finished.")
         return self.queue.add(folder.config.with_values({"name": run.name}), resumes=run_id)
 
     def _start_queued(self, queued: Queued) -> str:
@@ -215,7 +214,7 @@ class Session:
 
     def _refuse_second_run(self) -> None:
         if self._is_closing:
-            raise RunError("The server is ending; start the run once it is there again.")
+            raise RunError("Ramstream is closing; start the run when it is open again.")
         reason = self.why_not_start()
         if reason is not None:
             raise RunError(reason)
@@ -334,7 +333,7 @@ class Session:
         if run is not None and run.id == run_id:
             run.request(command)
         elif command == "resume" and not self._goes_on(folder):
-            refuse_if_paused_when_seen(run_id, seen)
+            refuse_if_paused_when_seen(shown_name(folder), seen)
             return self.resume(run_id)
         else:
             try:
@@ -385,6 +384,10 @@ class Session:
         """
         return self.active_id == folder.id or is_starting(folder)
 
+    def name_of_run(self, run_id: str) -> str:
+        """Returns the name under which a run is shown."""
+        return shown_name(RunFolder(self.runs_dir / run_id))
+
     def runs(self) -> list[RunSummary]:
         """Returns every run, newest first; the folder is read at most once a second."""
         return self._list.runs()
@@ -395,7 +398,7 @@ class Session:
 
     def scans(self, run_ids: Sequence[str]) -> tuple[dict[str, RunScan], bool]:
         """Returns what is known of these runs beyond their summaries, and whether that is all; see
-        `RunList.looks`.
+        `RunList.scans`.
         """
         return self._list.scans(run_ids)
 
@@ -419,7 +422,7 @@ class Session:
     def delete(self, run_id: str) -> None:
         """Deletes a run with its record and checkpoints. Raises RunError while it is active."""
         if is_starting(find_run(self.runs_dir, run_id)):
-            raise RunError(f"The process of run {run_id} is just starting; stop it first.")
+            raise RunError(f"{self.name_of_run(run_id)} is starting; stop it first.")
         delete_run(self.runs_dir, run_id)
         with self._following:
             self._followed.pop(run_id, None)
@@ -443,7 +446,7 @@ class Session:
         """
         run = open_run(self.runs_dir, run_id)
         work = export_work(self.engine, run, folder, choice)
-        return self.jobs.start(f"The export of {run_id}", work, about=run_id, unit=BYTES)
+        return self.jobs.start(f"The export of {shown_name(run)}", work, about=run_id, unit=BYTES)
 
     def push(self, run_id: str, folder: str, repository: str, private: bool) -> Job:
         """Starts a job that uploads the exported `folder` to a repository of the hub. Raises
@@ -455,13 +458,5 @@ class Session:
 
 
 @functools.lru_cache(maxsize=16)
-def _name_of(path: Path) -> str:
-    """Returns the name of a run, or its id where its settings cannot be read."""
-    try:
-        return RunFolder(path).config.name
-    except RamstreamError:
-        return path.name
-
-
 def _has_several_gpus(config: TrainConfig) -> bool:
     return config.engine.gpus != 1

@@ -62,7 +62,7 @@ def test_the_whole_job(page, context, server):
     # A second Start says why not.
     open_page(page, "new")
     expect(page.locator("#start")).to_be_hidden()
-    expect(page.locator(".rs-why-not")).to_contain_text("one run at a time")
+    expect(page.locator(".rs-why-not")).to_contain_text("is training")
 
     # Stop and save, seen by both tabs.
     open_run(page, run_id)
@@ -202,7 +202,7 @@ def test_an_unknown_and_a_deleted_run_are_told_and_lead_on(blank, server):
     page = blank
     page.goto(address(server, "nothing-like-this"))
     gone = page.get_by_role("region", name="Not shown")
-    expect(gone).to_contain_text("There is no run nothing-like-this")
+    expect(gone).to_contain_text("This run does not exist")
     expect(state(page)).to_have_text("Not shown")
     gone.get_by_role("link", name="Look at all runs").click()
     expect(page).to_have_url(re.compile("show=runs"))
@@ -210,5 +210,5 @@ def test_an_unknown_and_a_deleted_run_are_told_and_lead_on(blank, server):
     page.goto(address(server, folder.id))
     wait_for_points(page)
     shutil.rmtree(folder.path)
-    expect(gone).to_contain_text(f"There is no run {folder.id}")
+    expect(gone).to_contain_text("This run does not exist")
     expect(page.locator("[data-figure=loss]")).to_be_hidden()

@@ -8,7 +8,15 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.training.loop.run import start_run
-from tests.browser.screen import address, ask, open_page, row_of
+from tests.browser.screen import (
+    address,
+    ask,
+    open_page,
+    open_run,
+    open_view,
+    recorded_run,
+    row_of,
+)
 from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.folders import make_config
 from tests.support.sets import BROWSER_FLOWS
@@ -46,12 +54,11 @@ def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_i
     page = context.new_page()
     page.goto(address(server, run_id, "chat"))
     about = page.locator(".rs-chat [data-field=about]")
-    expect(about).to_contain_text("the model’s own chat template")
     expect(page.locator(".rs-chat").get_by_label("Weights").locator("option")).to_have_text(
         ["Best, step 30", "Step 30, the newest", "Step 15"]
     )
-    page.get_by_text("How answers are drawn").click()
-    page.locator(".rs-chat").get_by_label("Tokens at most").fill("8")
+    page.get_by_text("Sampling: greedy").click()
+    page.locator(".rs-chat").get_by_label("Longest answer").fill("8")
     page.locator(".rs-chat").get_by_label("System message").fill("say one")
 
     # Two turns, by keyboard; what is typed stays text.
@@ -68,14 +75,14 @@ def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_i
     # The chat outlives the page.
     page.reload()
     expect(turns).to_have_count(2)
-    expect(page.locator(".rs-chat [data-field=memory]")).to_contain_text("of RAM in use")
+    expect(page.locator(".rs-chat [data-field=memory]")).to_contain_text("Model loaded")
     for width in (800, 1440):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
     # Other weights, alone, begin a new chat.
     page.locator(".rs-chat").get_by_label("Weights").select_option("step-15")
-    expect(about).to_contain_text("begin a new chat")
+    expect(about).to_contain_text("starts a new chat")
     page.locator(".rs-chat").get_by_label("Compare with the model before training").uncheck()
     ask(page, "say after three")
     expect(turns).to_have_count(1)
@@ -92,6 +99,25 @@ def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_i
     page.get_by_role("textbox", name="Folder on this machine").fill("/nowhere")
     page.get_by_role("textbox", name="Folder on this machine").press("Tab")
     expect(about).to_contain_text("/nowhere is not a folder on this machine")
+
+
+def test_the_chat_with_one_run_is_not_shown_as_that_of_another(context, server, run_id):
+    page, turns = context.new_page(), ".rs-chat-turn"
+    other = recorded_run(server, 20, "Never asked")
+    (other.checkpoints_path / "step-10").mkdir(parents=True)
+    page.goto(address(server, run_id, "chat"))
+    expect(page.locator(".rs-chat").get_by_label("Weights").locator("option")).to_have_count(3)
+    page.locator(".rs-chat").get_by_label("Compare with the model before training").uncheck()
+    ask(page, "say after two")
+    open_page(page, "runs")
+    open_run(page, other.id)
+    open_view(page, "chat")
+    expect(page.locator(".rs-chat-nothing")).to_be_visible()
+    expect(page.locator(turns)).to_be_hidden()
+    # On the page of all runs, too, the chat goes with the run that is chosen.
+    open_page(page, "chat")
+    page.locator(".rs-chat select[name=run]").select_option(run_id)
+    expect(page.locator(turns)).to_be_visible()
 
 
 def test_a_row_of_runs_opens_chat_with_its_best_weights(context, server, run_id):

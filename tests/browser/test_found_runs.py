@@ -68,7 +68,8 @@ def test_runs_are_searched_for_filtered_and_sorted(runs_page, three):
     filtered(page, "search").fill("nobody has this")
     expect(page.locator("[data-part=none-found]")).to_be_visible()
     expect(found).to_have_text("0 of 3 runs")
-    filtered(page, "search").fill("")
+    page.get_by_role("button", name="Clear filters").click()
+    expect(filtered(page, "search")).to_be_empty()
     expect(shown_rows(page)).to_have_count(3)
     filtered(page, "tag").select_option("kitchen")
     expect(shown_rows(page)).to_have_count(1)
@@ -84,6 +85,19 @@ def test_runs_are_searched_for_filtered_and_sorted(runs_page, three):
     expect(shown_rows(page).first).to_have_attribute("data-run", three[1].id)
     expect(shown_rows(page).last).to_have_attribute("data-run", three[2].id)
     filtered(page, "sort").select_option("newest")
+
+
+def test_a_folder_without_runs_says_so_once_and_leads_to_the_first(blank, server):
+    def none(route):
+        answer = {"runs": [], "found": 0, "total": 0, "states": [], "tags": [], "orders": []}
+        queue = {"rows": [], "held": False, "behind": "", "problem": ""}
+        route.fulfill(json=answer | {"is_complete": True, "queue": queue})
+
+    blank.route("**/api/runs?*", none)
+    blank.goto(f"{server.address}/?show=runs")
+    expect(blank.locator(".rs-runs .rs-empty:visible")).to_have_text(re.compile("No runs yet"))
+    blank.get_by_role("link", name="Start a training").click()
+    expect(blank).to_have_url(re.compile("show=new"))
 
 
 def test_a_row_has_its_curve_its_validation_loss_and_its_size_and_opens_the_run(runs_page, three):

@@ -4,8 +4,6 @@ over a run while another one begins, and notifications that a browser refuses; i
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from playwright.sync_api import expect
 
@@ -22,7 +20,7 @@ REFUSED = """window.Notification = class {
   static requestPermission() { return Promise.resolve(Notification.permission = 'denied'); }
 };"""
 NEXT = "20990101-000000-next"
-BUSY = f"{NEXT} is training here and needs the machine: pause it to chat, or wait until it ends."
+BUSY = "Next is training. Pause it to chat, or wait until it ends."
 
 
 def test_chat_the_line_over_a_run_and_the_switch_say_what_is_true_now(blank, server):
@@ -36,28 +34,35 @@ def test_chat_the_line_over_a_run_and_the_switch_say_what_is_true_now(blank, ser
         """The same answer, with another run under way here."""
         response = route.fetch()
         body = response.json()
-        route.fulfill(response=response, json=body | {"active": NEXT if busy["is"] else None})
+        active = {"active": NEXT, "other_active": "Next"} if busy["is"] else {"active": None}
+        route.fulfill(response=response, json=body | active)
 
-    def about(route):
-        if busy["is"]:
-            route.fulfill(status=409, body=json.dumps({"error": BUSY}))
-        else:
-            route.fulfill(json={"template": True, "system": True, "base": True, "longest": None})
+    def choices(route):
+        response = route.fetch()
+        said = {"busy": BUSY, "pause": NEXT} if busy["is"] else {"busy": "", "pause": ""}
+        route.fulfill(response=response, json=response.json() | said)
+
+    def control(route):
+        """Pauses the run: it then keeps nobody from a chat."""
+        assert route.request.post_data_json == {"command": "pause"}
+        busy["is"] = False
+        route.fulfill(json={"run_id": NEXT})
 
     page.route(f"**/api/live/{folder.id}*", live)
-    page.route("**/api/chat/about", about)
+    page.route("**/api/chat/choices", choices)
+    page.route(f"**/api/runs/{NEXT}/control", control)
     page.goto(address(server, folder.id))
     expect(state(page)).to_have_text("Finished")
 
     # The run that began meanwhile is one click away, and goes again with its end.
     other = bar(page, "other")
-    expect(other).to_contain_text(f"Another run is under way here: {NEXT}.")
+    expect(other).to_contain_text("Next is training.")
     expect(other.get_by_role("button", name="Show it")).to_be_visible()
     open_view(page, "chat")
-    shown = page.locator(".rs-chat [data-field=about]")
-    expect(shown).to_have_text(BUSY)
-    busy["is"] = False
-    expect(shown).to_contain_text("the model’s own chat template")
+    needed = page.locator(".rs-chat-busy")
+    expect(needed).to_contain_text(BUSY)
+    needed.get_by_role("button", name="Pause and chat").click()
+    expect(needed).to_be_hidden()
     expect(other).to_be_hidden()
 
     # A refusal is told in words, not in a tooltip alone.

@@ -9,11 +9,10 @@ const HIDDEN_WAIT = 5000; // the same, while the page is hidden
 const CHOICES_WAIT = 2000; // ms between reads of the list of runs
 const AT_END = 40; // the log scrolls along with new text if it is at most this many px from its end
 const FOLDER = ":folder";
+const CURRENT = "current"; // the weights of a paused run
 const SIDES = ["base", "tuned"];
-const NO_WEIGHTS = "No run has saved weights yet: save a checkpoint of one, or name a folder.";
-const NO_TEMPLATE =
-    "This model has no chat template: it goes on with the text as it stands, " +
-    "and a message is added to what was written before.";
+const NO_WEIGHTS = "No run has saved weights yet. Save a checkpoint, or choose a folder.";
+const NO_TEMPLATE = "This model has no chat template: it continues your text as it stands.";
 const NUMBERS = ["max_new_tokens", "temperature", "top_p", "seed"];
 
 export class Chat {
@@ -30,6 +29,7 @@ export class Chat {
         this.readAt = Number.NEGATIVE_INFINITY;
         this.asked = ""; // the choice that the shown description is about
         this.working = false;
+        this.pausing = null; // the run that is being paused for a chat
         this.who = this.part("who").elements;
         this.how = this.part("how").elements;
         this.message = this.part("message").elements.message;
@@ -61,6 +61,7 @@ export class Chat {
         on("stop", "click", () => this.ask("stop"));
         on("new", "click", () => this.ask("new").then(() => this.message.focus()));
         on("unload", "click", () => this.ask("unload"));
+        on("pause", "click", () => this.pause());
         document.addEventListener("visibilitychange", () => {
             if (!document.hidden && this.working) this.read().catch(() => {});
         });
@@ -71,6 +72,7 @@ export class Chat {
     // run: the run whose view this is, or null. The page moves there before the next refresh.
     setRun(run) {
         this.run = run;
+        this.showLog();
     }
 
     // asked: the run whose newest weights were requested, or null.
@@ -81,6 +83,7 @@ export class Chat {
         try {
             const [choices] = await Promise.all([send("/api/chat/choices"), this.read()]);
             this.minutes = choices.idle_minutes;
+            this.showBusy(choices);
             // An answer may come after the person has left that view and chosen other weights.
             if (run === this.run) this.list(choices.runs, run, asked);
         } catch (error) {
@@ -101,7 +104,18 @@ export class Chat {
             this.choose({ run_id: asked });
             this.message.focus();
         }
+        this.choosePaused();
+        this.showLog();
         this.showChosen();
+    }
+
+    // Once the run is paused, its weights of that moment are offered and chosen.
+    choosePaused() {
+        const run = this.runs.get(this.pausing);
+        if (!run?.weights.some(({ value }) => value === CURRENT)) return;
+        this.choose({ run_id: run.id, weights: CURRENT });
+        this.pausing = null;
+        this.message.focus();
     }
 
     // A choice is kept when the list is rebuilt.
@@ -111,7 +125,7 @@ export class Chat {
         const before = this.chosen();
         this.listed = text;
         this.runs = new Map(runs.map((found) => [found.id, found]));
-        const options = runs.map(({ id, name }) => el("option", { value: id }, `${name} (${id})`));
+        const options = runs.map(({ id, name }) => el("option", { value: id, title: id }, name));
         const folder = el("option", { value: FOLDER }, "A folder on this machine");
         this.who.run.replaceChildren(...options, folder);
         if (!isFirst) this.who.run.value = before.folder === undefined ? before.run_id : FOLDER;
@@ -139,6 +153,32 @@ export class Chat {
         this.who.compare.disabled = !run;
     }
 
+    async pause() {
+        const { pause } = this.part("busy").dataset;
+        this.part("pause").disabled = true;
+        try {
+            await send(`/api/runs/${encodeURIComponent(pause)}/control`, { command: "pause" });
+            this.pausing = pause;
+            setText(field(this.root, "busy"), "Pausing after this step…");
+        } catch (error) {
+            this.part("pause").disabled = false;
+            this.showError(error.message, true);
+        }
+    }
+
+    // busy: a sentence on the run that needs the machine, or an empty text; pause: that run, if it
+    // can be paused.
+    showBusy({ busy, pause }) {
+        const box = this.part("busy");
+        box.hidden = !busy;
+        box.dataset.pause = pause;
+        this.part("pause").hidden = !pause;
+        if (this.pausing && busy) return;
+        this.pausing = null;
+        this.part("pause").disabled = false;
+        setText(field(this.root, "busy"), busy);
+    }
+
     // The choice in the form.
     chosen() {
         if (this.who.run.value === FOLDER) return { folder: this.who.folder.value.trim() };
@@ -151,6 +191,7 @@ export class Chat {
         const asked = JSON.stringify(choice);
         if (asked === this.asked) return;
         this.asked = asked;
+        this.showLog();
         const caption = field(this.root, "about");
         if (choice.folder === "") {
             caption.textContent = this.runs?.size ? "" : NO_WEIGHTS;
@@ -168,13 +209,17 @@ export class Chat {
         }
     }
 
-    aboutWeights({ template, system }, choice) {
-        const sentences = [template ? aboutTemplate(system) : NO_TEMPLATE];
-        if (choice.folder)
-            sentences.push("A folder does not say what it was trained from, so it answers alone.");
+    aboutWeights({ template }, choice) {
+        const sentences = template ? [] : [NO_TEMPLATE];
         const goesOn = !this.turns.length || !this.choice || isSameChoice(choice, this.choice);
-        if (!goesOn) sentences.push("Other weights begin a new chat with the next message.");
+        if (!goesOn) sentences.push(this.aboutNewChat());
         return sentences.join(" ");
+    }
+
+    aboutNewChat() {
+        if (this.isShown()) return "Your next message starts a new chat with these weights.";
+        const other = this.choice.folder || this.runs?.get(this.choice.run_id)?.name;
+        return `Your next message replaces the chat with ${other ?? "a deleted run"}.`;
     }
 
     showHow() {
@@ -182,16 +227,14 @@ export class Chat {
             Number(this.how[name].value),
         );
         const how =
-            temperature > 0
-                ? `temperature ${temperature}, top-p ${top}, seed ${seed}`
-                : "the likeliest token each time";
-        field(this.root, "how").textContent = `${how}, ${tokens} tokens at most`;
+            temperature > 0 ? `temperature ${temperature}, top-p ${top}, seed ${seed}` : "greedy";
+        field(this.root, "how").textContent = `${how}, up to ${tokens.toLocaleString("en")} tokens`;
     }
 
     // -------------------------------------------------------------- messages
 
     async sendMessage() {
-        if (this.working || this.lacks || !this.message.value.trim()) return;
+        if (this.working || this.lacks || !this.runs || !this.message.value.trim()) return;
         if (!this.part("how").reportValidity()) return;
         const numbers = NUMBERS.map((name) => [name, Number(this.how[name].value)]);
         const body = {
@@ -249,7 +292,6 @@ export class Chat {
         this.part("send").hidden = state.working;
         this.part("send").disabled = false;
         this.part("stop").hidden = !state.working;
-        this.part("new").disabled = !count;
         this.part("unload").hidden = !state.loaded.length;
         field(this.root, "memory").textContent = this.memoryText(state);
     }
@@ -264,9 +306,25 @@ export class Chat {
         log.dataset.job = job_id ?? "";
         while (this.turns.length > count) this.turns.pop().node.remove();
         for (const [place, turn] of turns.entries()) this.showTurn(first + place, turn);
-        this.part("nothing").hidden = count > 0;
-        log.hidden = count === 0;
+        this.showLog();
         if (isAtEnd || hasMore) log.scrollTop = log.scrollHeight;
+    }
+
+    // The chat of another run is out of sight, and comes back when that run is chosen again.
+    showLog() {
+        const isShown = this.turns.length > 0 && this.isShown();
+        this.part("log").hidden = !isShown;
+        this.part("nothing").hidden = isShown;
+        this.part("new").disabled = !isShown;
+    }
+
+    // Whether the chat is one with the run of this view, or with the chosen run or folder.
+    isShown() {
+        if (!this.choice) return true;
+        const { folder, run_id: run } = this.choice;
+        if (this.run !== null && this.run !== run) return false;
+        const given = this.chosen();
+        return folder ? given.folder === folder : given.run_id === run;
     }
 
     showTurn(index, turn) {
@@ -280,8 +338,8 @@ export class Chat {
 
     memoryText({ loaded, held }) {
         if (!loaded.length) return "";
-        if (!held) return "Nothing is copied: the paused run answers.";
-        return `${held} of RAM in use, given back after ${this.minutes} idle minutes.`;
+        if (!held) return "The paused run answers; it takes no more memory.";
+        return `Model loaded (${held}); unloads after ${this.minutes} min.`;
     }
 
     // Creates the nodes of a turn, in place of the old ones.
@@ -331,7 +389,7 @@ export class Chat {
         const nothing = {
             waiting: "…",
             writing: "…",
-            done: "(nothing: it ended at once)",
+            done: "(empty answer)",
             stopped: "(no answer)",
             failed: answer.problem,
         };
@@ -371,11 +429,6 @@ export class Chat {
 // If the value of a select is not in its list, selects the first one.
 function chooseOne(select) {
     if (select.selectedIndex < 0) select.selectedIndex = 0;
-}
-
-function aboutTemplate(takesSystem) {
-    const end = takesSystem ? "." : ", which takes no system message.";
-    return `Messages are written by the model’s own chat template${end}`;
 }
 
 // given: from the form; kept: from the server, with every name filled in.

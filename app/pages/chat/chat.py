@@ -94,9 +94,14 @@ class Chat:
             }
 
     def choices(self) -> dict[str, Any]:
-        """Returns the runs with weights that can answer, and the limits of a chat."""
+        """Returns the runs with weights that can answer, why none can now (`busy`) with the run to
+        `pause` for a chat, and the limits of a chat.
+        """
+        busy = self._offered.busy()
         return {
             "runs": self._offered.runs(),
+            "busy": "" if busy is None else busy.sentence,
+            "pause": "" if busy is None else busy.run_id,
             "most_turns": MOST_TURNS,
             "idle_minutes": IDLE_SECONDS // 60,
         }
@@ -125,6 +130,7 @@ class Chat:
         """
         if not message.strip():
             raise RunError("The message is empty; type something to say.")
+        self._offered.paused_run()
         sides = self._offered.sides(choice, compare)
         with self._state:
             continues = choice == self._choice
@@ -235,8 +241,7 @@ class Chat:
     def _borrow(self, question: _Question, side: str, paused: Any) -> None:
         if paused is None:
             raise RunError(
-                f"{question.choice.run_id} is not paused here any more; choose a checkpoint, or "
-                "pause it."
+                "This run is no longer paused; choose one of its checkpoints, or pause it again."
             )
         self._loaded.borrow(side, question.sides[side], paused)
 

@@ -5,17 +5,28 @@ before training.
 from __future__ import annotations
 
 import traceback
+from dataclasses import dataclass
 from typing import Any
 
 from app.pages.chat.turns import CURRENT, Choice
 from app.session.engine_calls import ChatCalls
 from app.session.session import Session
+from app.shared.run_names import distinct_names
 from engine import safe_files
 from engine.errors import ConfigError, RamstreamError, RunError
 from engine.runs.record.run_folder import RunFolder, open_run
-from engine.runs.summaries.about import read_about
+from engine.runs.summaries.names import shown_name
 from engine.tools.chat.conversation import Source, base_of, best_of, checkpoint_of
 from engine.training.checkpoints.checkpoint import folders_by_step
+
+
+@dataclass(frozen=True)
+class Busy:
+    """A run that needs the machine, so that no other weights can answer."""
+
+    sentence: str
+    run_id: str = ""
+    """The run, if it can be paused for a chat."""
 
 
 class OfferedWeights:
@@ -28,7 +39,9 @@ class OfferedWeights:
     def runs(self) -> list[dict[str, Any]]:
         """Returns the runs that have weights for a chat, newest first, each with its weights."""
         runs = []
-        for run in self._session.runs():
+        listed = self._session.runs()
+        labels = distinct_names([(run.name, run.created) for run in listed])
+        for run, label in zip(listed, labels):
             try:
                 found = self._of_run(run.id)
             except (RamstreamError, OSError):  # the list of runs says why
@@ -36,19 +49,16 @@ class OfferedWeights:
             except Exception:  # noqa: BLE001  whatever is in that folder, the others are offered
                 traceback.print_exc()
                 continue
-            weights = [{"value": value, "label": label} for value, label in found.items()]
+            weights = [{"value": value, "label": words} for value, words in found.items()]
             if weights:
-                runs.append(
-                    {"id": run.id, "name": run.name, "model": run.model, "weights": weights}
-                )
+                runs.append({"id": run.id, "name": label, "model": run.model, "weights": weights})
         return runs
 
     def sides(self, choice: Choice, compare: bool) -> dict[str, Source]:
         """Returns the weights that answer: `tuned`, preceded by `base` if both are compared.
 
-        Raises RamstreamError if there are none, and as `paused_run` does.
+        Raises RamstreamError if there are none.
         """
-        self.paused_run()
         if choice.folder:
             return {"tuned": self._engine.folder_of(choice.folder)}
         folder = open_run(self._session.runs_dir, choice.run_id)
@@ -58,30 +68,36 @@ class OfferedWeights:
             value = next(iter(weights), "")
         if value not in weights:
             there_are = ", ".join(weights.values()) or "none yet: save a checkpoint first"
-            raise RunError(f"Run {choice.run_id} has no such weights; it has {there_are}.")
+            raise RunError(f"{shown_name(folder)} has no such weights; it has {there_are}.")
         sides = {"base": base_of(folder.config)} if compare else {}
         return sides | {"tuned": self._source(folder, choice.run_id, value, weights[value])}
 
     def paused_run(self) -> Any:
         """Returns the calls of the run that is paused here, or None if no run is active here.
 
-        Raises RunError while a run is training here, and while another process is preparing one.
+        Raises RunError while a run needs the machine.
         """
-        if self._session.active_id is None:
-            preparing = self._session.preparing_elsewhere
-            if preparing is not None:  # the memory that it will allocate still looks free
-                raise RunError(
-                    f"{preparing} is getting ready in a process of its own and needs the memory: "
-                    "try again once it trains."
-                )
+        busy = self.busy()
+        if busy is not None:
+            raise RunError(busy.sentence)
+        return None if self._session.active_id is None else self._paused_calls()
+
+    def busy(self) -> Busy | None:
+        """Returns the run that is training here or that another process is preparing, if there is
+        one.
+        """
+        active = self._session.active_id
+        if active is not None:
+            if self._paused_calls() is not None:
+                return None
+            name = self._session.name_of_run(active)
+            return Busy(f"{name} is training. Pause it to chat, or wait until it ends.", active)
+        preparing = self._session.preparing_elsewhere
+        if preparing is None:
             return None
-        paused = self._paused_calls()
-        if paused is None:
-            raise RunError(
-                f"{self._session.active_id} is training here and needs the machine: pause it to "
-                "chat, or wait until it ends."
-            )
-        return paused
+        # The memory that it will allocate still looks free.
+        name = self._session.name_of_run(preparing)
+        return Busy(f"{name} is starting and needs the memory. Try again once it trains.")
 
     def _paused_calls(self) -> Any:
         """Returns the calls of the active run while it is paused, or else None."""
@@ -111,13 +127,12 @@ class OfferedWeights:
         # What is exported comes first: who only wants to ask gets its answers.
         weights |= {**best, **saved} if is_best else {**saved, **best}
         if safe_files.is_file(folder.export_path / "config.json", folder.root):
-            weights["export"] = "Its export"
+            weights["export"] = "Exported model"
         return weights
 
     def _source(self, folder: RunFolder, run_id: str, value: str, words: str) -> Source:
         """Returns the weights that `value` names, labeled with the run's name and `words`."""
-        name = read_about(folder.path).name or folder.config.name
-        label = f"{name}, {words[0].lower()}{words[1:]}"
+        label = f"{shown_name(folder)}, {words[0].lower()}{words[1:]}"
         if value == "export":
             return self._engine.folder_of(str(folder.checked_export()), label)
         if value.startswith("best-"):

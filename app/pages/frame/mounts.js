@@ -64,7 +64,7 @@ const mounts = {
     },
     runs: (place) => {
         const changed = () => places.sidebar?.changed();
-        places.runs = new RunList(place.element, { openRun, closeRun, openChat, changed });
+        places.runs = new RunList(place.element, { go, openRun, closeRun, openChat, changed });
         wake();
     },
     queued: (place) => {

@@ -162,7 +162,7 @@ async function askForRun(turn, since) {
 
 function take(answer, draws) {
     page.bar = answer.bar;
-    places.bar?.show(answer.bar, answer.active);
+    places.bar?.show(answer.bar, answer.other_active);
     places.sidebar?.follow(answer.bar);
     showProgress(answer.bar);
     announce(answer.bar);

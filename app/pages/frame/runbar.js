@@ -111,7 +111,8 @@ export class RunBar {
         this.nav.classList.toggle("rs-cut", scrollLeft + clientWidth < scrollWidth - 1);
     }
 
-    show(bar, active) {
+    // other: the name of another run that is active, or an empty text.
+    show(bar, other) {
         this.run = bar.run_id;
         this.shown = bar;
         this.root.dataset.tone = bar.tone;
@@ -140,10 +141,8 @@ export class RunBar {
         this.showActions(bar.actions);
         this.announce(bar);
         if (this.dialog.open && !bar.actions.includes("discard")) this.dialog.close("keep");
-        const elsewhere = Boolean(active) && active !== bar.run_id;
-        this.other.hidden = !elsewhere;
-        if (elsewhere)
-            this.other.firstElementChild.textContent = `Another run is under way here: ${active}.`;
+        this.other.hidden = !other;
+        if (other) this.other.firstElementChild.textContent = `${other} is training.`;
     }
 
     // Shows the buttons with these names. If a button with the focus disappears, the focus moves to

@@ -153,10 +153,7 @@ class Hardware:
         working = self._others_at_work()
         if not working:
             return ""
-        return (
-            f"{working} is under way: it shares the processor and the memory that would be "
-            "measured. Measure when it is over."
-        )
+        return f"{working} is training, which would slow the measurement. Measure when it is over."
 
     def measure(self) -> Job:
         """Starts the job that measures this machine in about ten seconds and stores its rates.
@@ -183,13 +180,13 @@ class Hardware:
         return job
 
     def _others_at_work(self) -> str:
-        """Returns the id of the run that is active on this machine, in this process or another.
+        """Returns the name of the run that is active on this machine, in this process or another.
 
         It is empty if no run is active.
         """
         if self._session.active_id is not None:
-            return self._session.active_id
-        return next((run.id for run in self._session.runs() if run.state in GPU_WORK_STATES), "")
+            return self._session.name_of_run(self._session.active_id)
+        return next((run.name for run in self._session.runs() if run.state in GPU_WORK_STATES), "")
 
     # ------------------------------------------------------------------ models x machines
 

@@ -18,7 +18,8 @@ import msgspec
 from app.form.settings_form import Setting, settings, shown_values
 from engine import safe_files
 from engine.errors import ConfigError, RunError
-from engine.runs.record.run_folder import RunFolder, open_run
+from engine.runs.record.run_folder import CONFIG_FILE, RunFolder, open_run
+from engine.runs.summaries.names import shown_name
 from engine.training.checkpoints.saved_on_disk import saved_steps
 
 DRAFT_FILE = ".draft.json"
@@ -111,8 +112,8 @@ def settings_of_run(
         config = folder.config
     except ConfigError as error:
         raise RunError(
-            f"The settings of run {run_id} cannot be used by this version of Ramstream ({error}); "
-            "mend its config.yaml."
+            f"The settings of this run cannot be used by this version of Ramstream ({error}); mend "
+            f"{folder.path / CONFIG_FILE}."
         ) from None
     if trains_on:
         _refuse_without_weights(folder)
@@ -124,11 +125,11 @@ def _refuse_without_weights(folder: RunFolder) -> None:
     """Raises RunError if a new run cannot start from this run's newest weights."""
     if folder.is_running():
         raise RunError(
-            f"Run {folder.id} is still training, so its newest weights change; stop it or wait for "
-            "its end, then train on from it."
+            f"{shown_name(folder)} is still training. Stop it or wait for its end, then continue "
+            "training from it."
         )
     if saved_steps(folder.checkpoints_path, folder.best_path).trained_on is None:
         raise RunError(
-            f"Run {folder.id} has no checkpoint and has kept no best weights, so there are no "
-            "weights to train on from; New run from this one takes its settings alone."
+            f"{shown_name(folder)} has saved no weights to continue from. Duplicate takes its "
+            "settings alone."
         )

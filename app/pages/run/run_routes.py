@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -87,11 +88,20 @@ class _RunAnswers:
         axis = request.query_params.get("axis")
         watch = watch_of(self._session, _run_id(request))
         body = await watch.answer(since, axis if axis in AXES else "step")
-        busy = await asyncio.to_thread(lambda: self._session.busy_id)
-        server = json.dumps({"server_id": self._session.server_id, "active": busy}).encode()
+        server = json.dumps(await asyncio.to_thread(self._about_server, _run_id(request))).encode()
         # The watch returns the members of an object as bytes. These are large, so they are appended
         # unparsed to the members that the server adds.
         return Response(server[:-1] + b"," + body + b"}", media_type="application/json")
+
+    def _about_server(self, run_id: str) -> dict[str, Any]:
+        """Returns which run is active, and its name unless it is `run_id`."""
+        busy = self._session.busy_id
+        other = None if busy == run_id else busy
+        return {
+            "server_id": self._session.server_id,
+            "active": busy,
+            "other_active": "" if other is None else self._session.name_of_run(other),
+        }
 
     async def log(self, request: Request) -> Response:
         after = count_of(request.query_params.get("after", "")) or 0

@@ -18,7 +18,7 @@ from engine.errors import RamstreamError, RunError
 from engine.runs.record.following import Follower, catch_up
 from engine.runs.record.run_folder import RunFolder, shown_state
 from engine.runs.record.snapshot import RunSnapshot
-from engine.runs.summaries.about import read_about
+from engine.runs.summaries.names import shown_name
 
 LEAST_RUNS, MOST_RUNS = 2, 6
 KEPT_RECORDS = 12
@@ -52,14 +52,14 @@ class Records:
     def _compared(self, folder: RunFolder, running: bool) -> Compared:
         snapshot = self._snapshot(folder)
         settings: dict[str, Any] = {}
+        name = shown_name(folder)
         try:
-            config = folder.config
-            name = config.name
-            settings = by_dotted_name(config.to_dict())
+            settings = by_dotted_name(folder.config.to_dict())
         except RamstreamError:  # the curves can be shown without the settings
-            name = snapshot.name or folder.id
+            if name == folder.id:
+                name = snapshot.name or name
         state = shown_state(snapshot.state, running)
-        return Compared(folder.id, read_about(folder.path).name or name, state, snapshot, settings)
+        return Compared(folder.id, name, state, snapshot, settings)
 
     def _snapshot(self, folder: RunFolder) -> RunSnapshot:
         """Returns the current snapshot of the run's record. A missing record gives an empty

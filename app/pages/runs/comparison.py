@@ -31,6 +31,7 @@ from app.shared.charts.drawing import (
     write_empty,
 )
 from app.shared.run_bar import shown_tone
+from app.shared.run_names import distinct_names
 from engine.runs.record.event_tables import EventTable
 from engine.runs.record.snapshot import RunSnapshot
 
@@ -65,7 +66,7 @@ def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
     (`caption`), `rows` of key figures, the `settings` that differ, as text, and a `caution` for
     runs that cannot be ranked.
     """
-    names = labels(runs)
+    names = distinct_names([(run.name, run.snapshot.started_time or 0.0) for run in runs])
     settings = [run.settings for run in runs]
     same_data = is_same_data(settings)
     rows = key_figures([run.snapshot for run in runs], same_data)
@@ -89,16 +90,6 @@ def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
         "unread": [name for run, name in zip(runs, names) if not run.settings],
         "going_on": any(STATE_TONES[run.state] == "busy" for run in runs),
     }
-
-
-def labels(runs: Sequence[Compared]) -> list[str]:
-    """Returns a name for each run, with the run's id if two runs have the same name."""
-    names = [run.name for run in runs]
-    labeled = []
-    for run in runs:
-        is_shared = names.count(run.name) > 1
-        labeled.append(f"{run.name} ({run.id})" if is_shared else run.name)
-    return labeled
 
 
 # ------------------------------------------------------------------ curves

@@ -1,6 +1,7 @@
 // The page Runs: lists the queue and the runs that are searched for, and offers the actions on
 // them.
 
+import { followLinks } from "../../shared/address.js";
 import { el, field, send } from "../../shared/dom.js";
 import { Comparison, LEAST, MOST } from "./compare.js";
 import { Deletion } from "./deletion.js";
@@ -15,9 +16,9 @@ const SOON = 400; // ms before the list is read again while the server still loo
 const path = (id, what) => `/api/runs/${encodeURIComponent(id)}/${what}`;
 
 export class RunList {
-    // openRun(id, view) shows a run, closeRun(id) stops showing it, openChat(id) opens it in Chat.
-    // changed() is called when the queue was changed here.
-    constructor(element, { openRun, closeRun, openChat, changed }) {
+    // go(place) shows another place, openRun(id, view) shows a run, closeRun(id) stops showing it,
+    // openChat(id) opens it in Chat. changed() is called when the queue was changed here.
+    constructor(element, { go, openRun, closeRun, openChat, changed }) {
         this.root = element;
         this.openRun = openRun;
         this.closeRun = closeRun;
@@ -43,6 +44,7 @@ export class RunList {
             export: (run) => this.openRun(run.id, "export"),
             delete: (run, button) => this.delete([run], button),
         };
+        followLinks(element, "a[data-page]", ({ dataset }) => go({ page: dataset.page }));
         this.listen();
         this.comparison.openAddress();
     }
@@ -59,6 +61,11 @@ export class RunList {
             this.refresh(true);
         });
         const filters = this.part("filters");
+        this.part("clear-filters").addEventListener("click", () => {
+            filters.reset();
+            filters.elements.search.focus();
+            this.ask();
+        });
         filters.addEventListener("submit", (event) => event.preventDefault());
         filters.addEventListener("change", () => this.ask());
         filters.elements.search.addEventListener("input", () => {
@@ -97,7 +104,7 @@ export class RunList {
         this.readAt = performance.now();
         const answer = await send(`/api/runs?${this.query()}`);
         if (turn !== this.turn) return;
-        for (const name of ["list", "bar", "filters"]) this.part(name).hidden = !answer.total;
+        for (const name of ["bar", "filters"]) this.part(name).hidden = !answer.total;
         this.part("empty").hidden = answer.total > 0;
         this.queue.show(answer.queue);
         this.showChoices(answer);
@@ -119,7 +126,8 @@ export class RunList {
         const isAll = found === total;
         const words = isAll ? `${number(total)} runs` : `${number(found)} of ${number(total)} runs`;
         field(this.root, "found").textContent = total === 1 ? "1 run" : words;
-        this.part("none-found").hidden = found > 0;
+        this.part("none-found").hidden = found > 0 || total === 0;
+        this.part("list").hidden = found === 0;
         const left = found - runs.length;
         this.part("more-runs").hidden = left <= 0;
         this.part("more-runs").textContent = `Show ${Math.min(FIRST, left)} more`;

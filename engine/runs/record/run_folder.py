@@ -50,6 +50,10 @@ _POLLS_SECONDS = 20.0
 """Seconds at most to wait for processes that only check the lock."""
 
 
+class NoSuchRun(RunError):
+    """There is no run with this id."""
+
+
 class OtherFormat(RunError):
     """Raised for a run of another format. Its files are neither read nor written."""
 
@@ -350,7 +354,7 @@ def find_run(runs_dir: str | os.PathLike[str], run_id: str) -> RunFolder:
                 f"Run {run_id} is a link, which is not followed in {runs_dir}; put the folder "
                 "itself there, or start with --runs-dir where it is."
             )
-        raise RunError(
+        raise NoSuchRun(
             f"There is no run {run_id} in {runs_dir}; `{program_command()} runs` lists those there "
             "are."
         )

@@ -63,7 +63,8 @@ FILES = (
 """Names of a run folder that must be regular files or folders, not links or pipes."""
 UNREADABLE = "unreadable"
 """The state of a run that cannot be read; its `reason` names the file."""
-_NAME_LINE = re.compile(r"^name: (.{1,400})$", re.MULTILINE)
+_NAME_LINES = re.compile(r"^name: .{1,400}\n(?: +.{1,400}\n)*", re.MULTILINE)
+"""The name in the settings of a run; a long one goes on in further lines."""
 _TAIL_BYTES = 1 << 16
 _LONGEST = 1 << 21
 """Bytes above which a line counts as damaged; the lines that a summary reads are far shorter."""
@@ -161,15 +162,24 @@ def _of_other_format(folder: RunFolder, reason: str) -> RunSummary | None:
     if run is None:
         return None
     name, created = run.name, run.created
-    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
-        text = safe_files.read_text(folder.path / CONFIG_FILE, folder.root, MOST_BYTES)
-        found = _NAME_LINE.search(text)
-        if found is not None and name == folder.id:
-            name = str(yaml.safe_load(found[1]))
+    if name == folder.id:
+        name = configured_name(folder) or name
     with contextlib.suppress(OSError, ValueError):
         began = time.strptime(folder.id[:15], "%Y%m%d-%H%M%S")
         created = float(calendar.timegm(began))
     return replace(run, name=name, created=created)
+
+
+def configured_name(folder: RunFolder) -> str:
+    """Returns the name in the settings of a run, which may be of any format and are not checked; an
+    empty text if it cannot be read.
+    """
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+        text = safe_files.read_text(folder.path / CONFIG_FILE, folder.root, MOST_BYTES)
+        found = _NAME_LINES.search(text)
+        if found is not None:
+            return str(yaml.safe_load(found[0])["name"])
+    return ""
 
 
 def unreadable(folder: RunFolder, reason: str) -> RunSummary | None:

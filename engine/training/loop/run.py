@@ -31,8 +31,9 @@ from engine.runs.record.events import (
     StateChanged,
 )
 from engine.runs.record.recorder import RunRecorder
-from engine.runs.record.run_folder import RunFolder, create_run, lasting_config, open_run
+from engine.runs.record.run_folder import RunFolder, lasting_config, open_run
 from engine.runs.summaries.listing import summarize
+from engine.runs.summaries.names import new_run
 from engine.runs.trackers.attached import Attached
 from engine.training.checkpoints.own_folders import refuse_links
 from engine.training.checkpoints.saved_on_disk import saved_steps
@@ -348,12 +349,13 @@ class Run:
 
 
 def start_run(config: TrainConfig, runs_dir: str | os.PathLike[str]) -> Run:
-    """Creates a run folder and returns its run, ready to execute.
+    """Creates a run folder and returns its run, ready to execute. Its name gets a number
+    if another run has it.
 
     Local sources are saved as absolute paths, so that the run can be resumed from any working
     directory.
     """
-    folder = create_run(runs_dir, lasting_config(config))
+    folder = new_run(runs_dir, config)
     try:
         return Run(folder, resume=False)
     except RunError:

@@ -53,7 +53,7 @@ def test_a_run_of_this_process_ends_and_the_bar_says_why(tmp_path, is_watched, i
     assert shown["bar"]["tone"] == "bad" and shown["active"] is None
     assert not path.exists() and session.runs() == []
     answer = post(session, f"/api/runs/{run_id}/control", {"command": "resume"})
-    assert answer.status_code == 409 and "There is no run" in answer.json()["error"]
+    assert answer.status_code == 409 and "does not exist" in answer.json()["error"]
     # The next run may start, and one that is put back is shown as it is.
     assert session.why_not_start() is None
     if is_renamed:
@@ -85,7 +85,7 @@ def test_a_run_that_nobody_executes_is_simply_gone(session, ended):
     assert live(session, folder.id)["bar"]["state"] == (ended or "interrupted")
     shutil.rmtree(folder.path)
     answer = get(session, f"/api/live/{folder.id}")
-    assert answer.status_code == 404 and "There is no run" in answer.json()["error"]
+    assert answer.status_code == 404 and "does not exist" in answer.json()["error"]
 
 
 def test_a_run_that_ended_well_here_is_simply_gone_too(session, engine):

@@ -15,6 +15,7 @@ from app.session.queue import QUEUE_FILE, RunQueue
 from app.session.session import Session
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
+from engine.runs.summaries.names import new_run
 from tests.support.routes import send, wait_for
 from tests.support.sessions import CONFIG, FakeEngine, named
 
@@ -84,6 +85,15 @@ def test_a_run_of_another_process_that_ends_makes_room_too(queue, place, monkeyp
     wait_for(lambda: place.started == ["a"])
 
 
+def test_repeats_get_names_of_their_own_in_the_queue_and_beside_earlier_runs(tmp_path, queue):
+    new_run(tmp_path, named("Starter"))
+    for _ in range(2):
+        queue.add(named("Starter"))
+    queue.add(named("Starter"), resumes="an earlier one")
+    assert names(queue) == ["Starter 2", "Starter 3", "Starter"]
+    assert queue.listed()[1].config["name"] == "Starter 3"
+
+
 def test_order_and_removal(queue):
     for name in "abc":
         queue.add(named(name))
@@ -95,7 +105,7 @@ def test_order_and_removal(queue):
     queue.remove(c)
     assert names(queue) == ["a", "b"]
     for change in (queue.remove, queue.move_up):
-        with pytest.raises(RunError, match="not in the queue any more"):
+        with pytest.raises(RunError, match="has left the queue"):
             change(c)
     queue.remove(a), queue.remove(b)
     assert names(queue) == []
@@ -152,7 +162,7 @@ def test_a_queued_run_can_be_one_in_a_process_of_its_own(tmp_path, queue, place)
         place.end(queue)
         wait_for(lambda: place.started == list(started))
     assert place.detached == ["a"]
-    with pytest.raises(RunError, match="not in the queue any more"):
+    with pytest.raises(RunError, match="has left the queue"):
         queue.set_detached(a, True)
 
 
@@ -279,7 +289,7 @@ def test_a_slow_start_holds_up_nobody_and_is_waited_for_at_the_end(tmp_path):
     (first,) = queue.listed()
     assert queue.add(named("b")) == 1 and queue_rows(queue)["rows"][1]["name"] == "b"
     for change in (queue.remove, lambda queued_id: queue.set_detached(queued_id, True)):
-        with pytest.raises(RunError, match="being started just now"):
+        with pytest.raises(RunError, match="stop it on its page"):
             change(first.id)
     queue.move_up(queue.listed()[1].id)
     closing = threading.Thread(target=queue.close)
@@ -403,5 +413,5 @@ def test_a_start_that_the_engine_refuses_is_told_in_the_queue(tmp_path):
     )
     assert call(session, f"/api/queue/{row['id']}/remove").json()["queue"]["rows"] == []
     answer = call(session, f"/api/queue/{row['id']}/remove")
-    assert answer.status_code == 409 and "not in the queue" in answer.json()["error"]
+    assert answer.status_code == 409 and "has left the queue" in answer.json()["error"]
     session.close()

@@ -101,7 +101,7 @@ def test_a_resume_is_told_until_its_process_writes(tmp_path, started):
     (listed,) = session.runs()
     assert listed.state == "preparing" and session.busy_id == folder.id
     assert session.resume(folder.id) == folder.id and len(started) == 1
-    with pytest.raises(RunError, match="just starting"):
+    with pytest.raises(RunError, match="is starting; stop it first"):
         session.delete(folder.id)
     # Its first line ends that, and the record tells the rest.
     with folder.events_path.open("ab") as file:

@@ -173,10 +173,9 @@ def test_weights_are_given_back_after_idle_time_and_before_a_run(chat, fake, mon
 def test_weights_are_not_loaded_beside_a_run_that_is_being_prepared_elsewhere(chat, fake):
     folder = open_run(chat._session.runs_dir, chat.run_id)
     with folder.lock():
-        with pytest.raises(
-            RunError, match=f"{chat.run_id} is getting ready in a process of its own"
-        ):
+        with pytest.raises(RunError, match="^Tiny is starting and needs the memory"):
             say(chat, "one")
+        assert chat.choices()["busy"].startswith("Tiny is starting") and not chat.choices()["pause"]
         assert not chat.state()["turns"] and not fake.loads
         recorder = RunRecorder(folder.path, folder.id)
         recorder.emit(StateChanged(state="running"))
@@ -220,7 +219,7 @@ def test_routes_answer_with_the_chat_or_one_sentence(chat):
     [
         ({"message": " "}, "The message is empty"),
         ({"message": "a" * 200_001}, "more than 200,000 characters"),
-        ({"choice": {"run_id": "nobody", "weights": "step-1"}}, "There is no run nobody"),
+        ({"choice": {"run_id": "nobody", "weights": "step-1"}}, "This run does not exist"),
         ({"choice": {"folder": " "}}, "No folder is given"),
         ({"choice": {"folder": "/nowhere"}}, "not a folder on this machine"),
         ({"temperature": 9}, "temperature: 9 is not a number from 0 to 5"),
@@ -316,11 +315,16 @@ def test_a_paused_run_is_chatted_with_beside_its_base_and_trains_on_with_the_sam
     session = Session(tmp_path / "runs", EngineCalls(start_run=start))
     chat = Chat(session)
     chat.run_id = session.start(config)
-    with pytest.raises(RunError, match="pause it to chat"):  # it is still being prepared
-        chat.about(Choice(chat.run_id, "current"))
+    assert chat.choices()["pause"] == chat.run_id  # it is still being prepared
+    with pytest.raises(RunError, match="Pause it to chat"):
+        say(chat, "too early", weights="current")
     wait_for(lambda: "paused" in states, 60)
     label = chat.choices()["runs"][0]["weights"][0]
-    assert label["value"] == "current" and label["label"].startswith("Now, paused after step ")
+    assert (
+        not chat.choices()["busy"]
+        and label["value"] == "current"
+        and label["label"].startswith("Now, paused after step ")
+    )
     state = say(chat, "say after one", weights="current", tokens=5)
     assert not state["error"] and len(state["loaded"]) == 2
     assert {answer["state"] for answer in state["turns"][0]["answers"].values()} == {"done"}

@@ -41,6 +41,16 @@ def test_nothing_is_lost_and_steps_are_told(tmp_path):
     assert [(entry["level"], entry["step"]) for entry in new] == [("warning", 4), ("error", 4)]
 
 
+def test_a_reason_that_names_the_state_is_not_said_twice(tmp_path):
+    path = tmp_path / "events.jsonl"
+    ended = [RunEnded("finished", "Finished all 450 steps."), RunEnded("failed", "It diverged.")]
+    write_events(path, records(ended))
+    assert [entry["text"] for entry in RunLog(path).entries()["entries"]] == [
+        "Finished all 450 steps.",
+        "Failed: It diverged.",
+    ]
+
+
 def test_an_export_of_an_earlier_step_does_not_move_the_run(tmp_path):
     path = tmp_path / "events.jsonl"
     exported = ExportWritten(step=5, path="export", bytes=10)
