@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from engine.config.optimizers import OPTIMIZERS
 from engine.planning.fit.memory_items import Item, MemoryItem
-from engine.planning.layout.disk_chunks import DISK_CHUNK_NUMEL, PAGE, state_ring_bytes, whole_pages
+from engine.planning.layout.disk_chunks import DISK_CHUNK_NUMEL, PAGE, whole_pages
 from engine.planning.layout.layout import FP32_ITEM_BYTES
 from engine.planning.layout.update_buffers import UpdateBuffer, small_chunks
 from engine.planning.schedule.arena import Arena, lay_out_arena
@@ -268,9 +268,11 @@ def gradient_ring_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes of the host buffers that chunks of kept gradients pass through, for one
     rank. There are none where all optimizers run on the device.
     """
+    if not choices.gradients.gradients_on_gpu:
+        return 0
     gpu_resident = choices.placement.gpu_resident([unit.name for unit in shape.blocks])
     elsewhere = {*gpu_resident, *choices.updates.device_updated_units, *shape.frozen_units}
-    if not choices.gradients.gradients_on_gpu or len(elsewhere) == len(shape.units):
+    if len(elsewhere) == len(shape.units):
         return 0
     # Kept gradients of moments on the disk come in chunks as large as those of the moments.
     offloaded_to_disk = max(
@@ -295,28 +297,23 @@ def disk_offloaded_text(shape: ModelShape, choices: PlanChoices) -> str:
 
 def state_rings_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes of the host buffers that moments on the disk pass through."""
-    units = disk_offloaded_units(shape, choices)
-    size = state_ring_bytes([unit.state_counts for unit in units], shape.optimizer)
-    return min(STATE_RINGS, _disk_chunks(units)) * size
+    count = choices.placement.disk_offloaded_units
+    rings = min(STATE_RINGS, shape.states.last_disk_chunks[count])
+    return rings * shape.states.last_state_ring_bytes[count]
 
 
 def disk_offloaded_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the most bytes that moments take on the disk. A step reads and writes them once."""
-    units = disk_offloaded_units(shape, choices)
-    of_last = shape.states.last_state_bytes.values()
-    states = sum(sizes[choices.placement.disk_offloaded_units] for sizes in of_last)
-    return states + disk_padding(shape, units) if units else 0
+    count = choices.placement.disk_offloaded_units
+    states = sum(sizes[count] for sizes in shape.states.last_state_bytes.values())
+    return states + disk_padding(shape, shape.states.last_disk_chunks[count])
 
 
-def disk_padding(shape: ModelShape, units: Sequence[UnitShape]) -> int:
-    """Returns the bytes that states of these units take on the disk beyond their own: each chunk of
-    a state is filled up to a whole page.
+def disk_padding(shape: ModelShape, chunks: int) -> int:
+    """Returns the bytes that so many chunks of states take on the disk beyond their own: each chunk
+    of a state is filled up to a whole page.
     """
-    return len(OPTIMIZERS[shape.optimizer].states) * PAGE * _disk_chunks(units)
-
-
-def _disk_chunks(units: Sequence[UnitShape]) -> int:
-    return sum(-(-unit.numel // DISK_CHUNK_NUMEL) for unit in units)
+    return len(OPTIMIZERS[shape.optimizer].states) * PAGE * chunks
 
 
 def ring_numel(shape: ModelShape, ranks: int) -> int:

@@ -16,6 +16,7 @@ from engine.config.optimizers import OPTIMIZERS
 from engine.planning.fit.buffer_sizes import disk_padding
 from engine.planning.fit.memory_items import MEMORY, Item, MemoryItem, PartName
 from engine.planning.fit.requirements import Part, Requirements
+from engine.planning.layout.disk_chunks import disk_chunk_count
 from engine.planning.layout.layout import FP32_ITEM_BYTES, WEIGHT_PLANES
 from engine.planning.schedule.buffers import EMBED, HEAD, Word
 from engine.planning.schedule.choices import PlanChoices
@@ -336,7 +337,7 @@ def _unit_bytes(
         found += unit.fp32_numel * FP32_ITEM_BYTES if on_device else 0
     if place.moments == name:
         found += sum(planes[plane] for plane in OPTIMIZERS[shape.optimizer].planes)
-        found += disk_padding(shape, [unit]) if name == PartName.DISK else 0
+        found += disk_padding(shape, disk_chunk_count(unit.numel)) if name == PartName.DISK else 0
     if place.gradient == name:
         in_main_grad = _is_in_main_grad(place, shape, choices)
         found += planes["grad"] if not (on_device and in_main_grad) else 0

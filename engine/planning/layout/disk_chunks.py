@@ -70,6 +70,11 @@ def disk_chunks(layout: UnitLayout, optimizer: Optimizer) -> tuple[DiskChunk, ..
     return tuple(found)
 
 
+def disk_chunk_count(numel: int) -> int:
+    """Returns the number of chunks of the moments of a unit of `numel` elements."""
+    return -(-numel // DISK_CHUNK_NUMEL)
+
+
 def state_ring_bytes(units: Collection[StateCounts], optimizer: Optimizer) -> int:
     """Returns the bytes of a ring buffer for chunks of any of `units`."""
     most = [counts.most_bytes(optimizer, min(DISK_CHUNK_NUMEL, counts.numel)) for counts in units]

@@ -5,10 +5,12 @@ device, on the disk and in checkpoints. No torch.
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 
 from engine.config.optimizers import OPTIMIZERS, Optimizer
 from engine.config.output_settings import CheckpointKind
+from engine.planning.layout.disk_chunks import disk_chunk_count, state_ring_bytes
 from engine.planning.layout.layout import (
     FP32_ITEM_BYTES,
     PLANE_ITEM_BYTES,
@@ -41,11 +43,10 @@ class StateSizes:
         which are on the disk.
         """
         if (gpu_resident, disk_offloaded) not in self._plane_bytes:
-            found = dict.fromkeys(planes_of(self.dtype, self.optimizer), 0)
-            for unit in self.units[gpu_resident:]:
-                sizes = self.unit_bytes(unit)
-                for plane, size in sizes.items():
-                    found[plane] += size
+            found = {
+                plane: sizes_of_first[-1] - sizes_of_first[gpu_resident]
+                for plane, sizes_of_first in self._first_plane_bytes.items()
+            }
             for plane, sizes_of_last in self.last_state_bytes.items():
                 found[plane] -= sizes_of_last[disk_offloaded]
             self._plane_bytes[gpu_resident, disk_offloaded] = found
@@ -61,6 +62,16 @@ class StateSizes:
         return {}
 
     @functools.cached_property
+    def _first_plane_bytes(self) -> dict[str, list[int]]:
+        """Bytes of each plane of the first n units, for every n, by its name."""
+        found = {plane: [0] for plane in planes_of(self.dtype, self.optimizer)}
+        for unit in self.units:
+            sizes = self.unit_bytes(unit)
+            for plane, sums in found.items():
+                sums.append(sums[-1] + sizes[plane])
+        return found
+
+    @functools.cached_property
     def last_state_bytes(self) -> dict[str, list[int]]:
         """Bytes of each state of the last n units, for every n, by its name."""
         found = {plane: [0] for plane in OPTIMIZERS[self.optimizer].planes}
@@ -69,6 +80,22 @@ class StateSizes:
             for plane, sums in found.items():
                 sums.append(sums[-1] + sizes[plane])
         return found
+
+    @functools.cached_property
+    def last_disk_chunks(self) -> list[int]:
+        """Chunks of the moments of the last n units, for every n."""
+        counts = (disk_chunk_count(unit.numel) for unit in reversed(self.units))
+        return list(itertools.accumulate(counts, initial=0))
+
+    @functools.cached_property
+    def last_state_ring_bytes(self) -> list[int]:
+        """Bytes of a ring buffer for chunks of the moments of any of the last n units, for every
+        n.
+        """
+        sizes = (
+            state_ring_bytes([unit.state_counts], self.optimizer) for unit in reversed(self.units)
+        )
+        return list(itertools.accumulate(sizes, max, initial=0))
 
     @functools.cached_property
     def gpu_resident_bytes(self) -> list[int]:

@@ -52,6 +52,22 @@ def chosen_with(ram: float, gpu: float = 23, disk: int = ENOUGH, **changes):
 # ---------------------------------------------------------------------- plans
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+def test_sums_of_the_first_and_last_units_are_those_of_each_unit(optimizer):
+    shape = shape_of(streamed(plain_model(tiny_config("llama")), PlanChoices()).model)
+    shape = shape.with_optimizer(optimizer)
+    sizes = shape.states
+    for count in range(len(shape.units) + 1):
+        last = shape.units[len(shape.units) - count :]
+        chunks = [disk_chunks.disk_chunk_count(unit.numel) for unit in last]
+        assert sizes.last_disk_chunks[count] == sum(chunks)
+        counts = [unit.state_counts for unit in last]
+        assert sizes.last_state_ring_bytes[count] == disk_chunks.state_ring_bytes(counts, optimizer)
+        planes = sizes.plane_bytes(len(shape.units) - count)
+        for plane, size in planes.items():
+            assert size == sum(sizes.unit_bytes(unit)[plane] for unit in last)
+
+
 def test_nothing_goes_to_the_disk_that_fits_in_ram():
     assert chosen_with(ram=150).choices.placement.disk_offloaded_units == 0
     # Units that live on a large card need no RAM either.
