@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from engine.errors import RunError
 from engine.runs.record.events import LineDamaged, LogLine, Record
-from engine.runs.record.lines import next_line, open_record, parse_line
+from engine.runs.record.lines import complete_lines, next_line, open_record, parse_line
 from engine.runs.record.snapshot import RunSnapshot
 
 EVENTS_FILE = "events.jsonl"
@@ -60,7 +60,7 @@ def replay(path: str | os.PathLike[str]) -> Iterator[Record]:
     reader = _LineReader(path)
     try:
         with open_record(path) as file:
-            while line := next_line(file):
+            for line, _ in complete_lines(file):
                 yield reader.record(line)
     except FileNotFoundError:
         return
@@ -136,8 +136,8 @@ class Follower:
         try:
             with open_record(self.path) as file:
                 file.seek(begin)
-                while line := next_line(file):
-                    self._offset = file.tell()
+                for line, length in complete_lines(file):
+                    self._offset += length
                     yield self._reader.record(line)
         except FileNotFoundError:
             return

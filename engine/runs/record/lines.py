@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -39,19 +40,36 @@ def open_record(path: str | os.PathLike[str]) -> BinaryIO:
     return safe_files.open_to_read(record, record.parent.parent)
 
 
-def next_line(file: BinaryIO) -> bytes:
-    """Returns the next line with its line break; nothing at the end and for a last line without a
-    line break. For a line that is longer than any that a run writes, a line break alone.
+def complete_lines(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Yields each line with its line break, and the number of its bytes in the file. A last line
+    without a line break is left out. A line that is longer than any that a run writes is a line
+    break alone.
     """
-    line = file.readline(LONGEST_LINE)
-    if line.endswith(b"\n"):
+    # Asking the file for its offset would take as long as reading the line.
+    for line in iter(functools.partial(file.readline, LONGEST_LINE), b""):
+        if line.endswith(b"\n"):
+            yield line, len(line)
+        elif len(line) < LONGEST_LINE:
+            return
+        elif (rest := _pass_over(file)) is not None:
+            yield b"\n", len(line) + rest
+
+
+def next_line(file: BinaryIO) -> bytes:
+    """Returns the next line as `complete_lines` yields it, or nothing at the end."""
+    for line, _ in complete_lines(file):
         return line
-    if len(line) < LONGEST_LINE:
-        return b""
-    while chunk := file.readline(_PASSED_OVER):
-        if chunk.endswith(b"\n"):
-            return b"\n"
     return b""
+
+
+def _pass_over(file: BinaryIO) -> int | None:
+    """Returns the number of bytes up to the next line break, or None if there is none."""
+    passed = 0
+    while chunk := file.readline(_PASSED_OVER):
+        passed += len(chunk)
+        if chunk.endswith(b"\n"):
+            return passed
+    return None
 
 
 def line_kind(line: bytes) -> str:
@@ -117,9 +135,9 @@ class AddedLines:
                 if os.fstat(file.fileno()).st_size < self._offset:
                     self._begin_anew()
                 file.seek(self._offset)
-                while line := next_line(file):
+                for line, length in complete_lines(file):
                     take(line, self._offset)
-                    self._offset = file.tell()
+                    self._offset += length
         except FileNotFoundError:
             self._begin_anew()
         except OSError as error:

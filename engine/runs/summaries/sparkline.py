@@ -26,7 +26,7 @@ from engine.runs.record.events import (
     RunStarted,
     StepFinished,
 )
-from engine.runs.record.lines import line_kind, next_line, open_record, parse_line
+from engine.runs.record.lines import complete_lines, line_kind, open_record, parse_line
 
 POINTS = 40
 """Number of points of the small curve, at most."""
@@ -70,7 +70,7 @@ def read_sparkline(path: Path) -> Sparkline:
     reader = _Reader()
     try:
         with open_record(path) as file:
-            while line := next_line(file):
+            for line, _ in complete_lines(file):
                 reader.add(line)
     except OSError:
         return NO_SPARKLINE

@@ -16,6 +16,7 @@ from app.pages.run.run_overview import details
 from app.pages.run.run_watch import Watch
 from app.session.followed_run import FollowedRun
 from app.shared.run_row import run_row
+from engine.runs.record import lines
 from engine.runs.record.events import LogLine, RunStarted, StepFinished
 from engine.runs.record.following import Follower, replay
 from engine.runs.record.recorder import RunRecorder
@@ -268,3 +269,18 @@ def test_a_resume_of_a_damaged_record_goes_on_counting(written):
     assert [r.event.step for r in replay(folder.events_path) if isinstance(r.event, StepFinished)][
         -1
     ] == 6
+
+
+def test_lines_behind_one_that_is_too_long_are_read_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(lines, "LONGEST_LINE", 64)
+    monkeypatch.setattr(lines, "_PASSED_OVER", 10)
+    path = tmp_path / "runs" / "run" / "events.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"first\n" + b"x" * 200 + b"\nsecond\n")
+    taken = []
+    added = lines.AddedLines(path, taken.clear)
+    added.read(lambda line, offset: taken.append((line, offset)))
+    with path.open("ab") as file:
+        file.write(b"third\nnot yet whole")
+    added.read(lambda line, offset: taken.append((line, offset)))
+    assert taken == [(b"first\n", 0), (b"\n", 6), (b"second\n", 207), (b"third\n", 214)]
