@@ -46,7 +46,11 @@ MAP = """() => {
 # Fills the form with the changes of a suggestion; an undefined value leaves its box unchanged.
 APPLY = "({suggestions}) => FIELDS.map((name) => suggestions[NUMBER]?.changes[name])"
 
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+QUIET: dict[str, Any] = {
+    "show_progress": "hidden",
+    "show_progress_on": [],
+    "api_visibility": "private",
+}
 AT_ONCE: dict[str, Any] = {"queue": False, "concurrency_limit": None, **QUIET}
 
 
