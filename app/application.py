@@ -40,13 +40,16 @@ from app.server.guard import Guard, GuardPolicy
 from app.server.login import LOGIN_PATH
 from app.server.login_form import login_routes
 from app.server.page_files import (
+    SCRIPT,
+    STYLE,
     KeptFiles,
-    addresses,
     file_routes,
     first_script,
     head,
+    page_address,
     plotly_address,
 )
+from app.server.quicker_gradio import quicker_routes
 from app.server.session_routes import session_routes
 from app.session.data_in import DataIn
 from app.session.session import Session
@@ -66,8 +69,8 @@ def build_app(
         Opening,
         session=session,
         plotly=plotly_address(),
-        styles=addresses(".css"),
-        modules=addresses(".js"),
+        style=page_address(STYLE),
+        script=page_address(SCRIPT),
     )
     app = FastAPI(
         docs_url=None,
@@ -112,6 +115,7 @@ def _routes(
     """Returns our own routes. The first one that matches a request answers it."""
     routes: list[BaseRoute] = [
         *file_routes(),
+        *quicker_routes(),
         *list_routes(session),
         *run_routes(session),
         *job_routes(session.jobs),

@@ -1,11 +1,11 @@
-"""What the page is made of, and what our own routes answer, is compressed for the network."""
+"""What a page loads from our own routes is compressed."""
 
 from __future__ import annotations
 
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-_OURS = ("/api/", "/ramstream/")
+_COMPRESSED = ("/api/", "/ramstream/", "/assets/")
 _LEAST = 1_000
 """Bytes below which compression saves no packet."""
 _LEVEL = 4
@@ -13,9 +13,9 @@ _LEVEL = 4
 
 
 class Compressed:
-    """ASGI middleware that compresses the page and the answers of our own routes.
+    """ASGI middleware that compresses the page, the answers of our own routes and scripts.
 
-    Gradio compresses its own files. Its streams and uploads pass as they are.
+    What Gradio has compressed passes as it is, and so do its streams.
     """
 
     def __init__(self, app: ASGIApp):
@@ -23,7 +23,7 @@ class Compressed:
         self._compressing = GZipMiddleware(app, minimum_size=_LEAST, compresslevel=_LEVEL)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_ours = scope["type"] == "http" and (
-            scope["path"] == "/" or scope["path"].startswith(_OURS)
+        is_compressed = scope["type"] == "http" and (
+            scope["path"] == "/" or scope["path"].startswith(_COMPRESSED)
         )
-        await (self._compressing if is_ours else self.app)(scope, receive, send)
+        await (self._compressing if is_compressed else self.app)(scope, receive, send)

@@ -19,10 +19,14 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.server.bundle import bundled_scripts, bundled_styles
+
 APP = Path(__file__).parent.parent
 FOREVER = "public, max-age=31536000, immutable"
 _TYPES = {".css": "text/css", ".js": "text/javascript"}
-MAIN_SCRIPT = "pages/frame/main.js"
+_MAIN = "pages/frame/main.js"
+SCRIPT, STYLE = "page.js", "page.css"
+"""Names of all scripts and of all style sheets together, which are what a page loads."""
 FIRST_SCRIPT = "pages/frame/frames.js"
 _NAMED_BY_CONTENT = "/assets/"
 """Path of Gradio's own scripts and styles. A hash of the content ends each name."""
@@ -54,10 +58,16 @@ def files_version() -> str:
     return f"v-{found.hexdigest()[:12]}"
 
 
-def addresses(ending: str) -> list[str]:
-    """Returns the addresses of the style sheets or modules, whose names end with `ending`."""
-    names = [name for name in page_files() if name.endswith(ending) and name != FIRST_SCRIPT]
-    return [f"/ramstream/{files_version()}/{name}" for name in names]
+def page_address(name: str) -> str:
+    """Returns the address of SCRIPT or STYLE."""
+    return f"/ramstream/{files_version()}/{name}"
+
+
+@functools.cache
+def _bundled(name: str) -> str:
+    if name == SCRIPT:
+        return bundled_scripts(APP, _MAIN)
+    return bundled_styles(APP, [each for each in page_files() if each.endswith(".css")])
 
 
 def first_script() -> str:
@@ -67,10 +77,10 @@ def first_script() -> str:
 
 def head() -> str:
     """Returns the elements by which a page loads its files."""
-    styles = [f'<link rel="stylesheet" href="{address}">' for address in addresses(".css")]
     return (
-        f'{"".join(styles)}<meta name="ramstream-plotly" content="{plotly_address()}">'
-        f'<script type="module" src="/ramstream/{files_version()}/{MAIN_SCRIPT}"></script>'
+        f'<link rel="stylesheet" href="{page_address(STYLE)}">'
+        f'<meta name="ramstream-plotly" content="{plotly_address()}">'
+        f'<script type="module" src="{page_address(SCRIPT)}"></script>'
     )
 
 
@@ -118,15 +128,13 @@ def file_routes() -> list[Route]:
         version, _, name = request.path_params["name"].partition("/")
         if not version.startswith("v-"):
             version, name = "", request.path_params["name"]
+        # A page of another version of the program gets the file of this one, but may not keep it.
+        headers = {"cache-control": FOREVER if version == files_version() else "no-cache"}
+        if name in (SCRIPT, STYLE):
+            return Response(_bundled(name), media_type=_TYPES[Path(name).suffix], headers=headers)
         if name not in page_files():
             return JSONResponse({"error": "There is no such file."}, 404)
-        # A page of another version of the program gets the file of this one, but may not keep it.
-        kept = FOREVER if version == files_version() else "no-cache"
-        return FileResponse(
-            APP / name,
-            media_type=page_files()[name],
-            headers={"cache-control": kept},
-        )
+        return FileResponse(APP / name, media_type=page_files()[name], headers=headers)
 
     return [Route(plotly_address(), plotly), Route("/ramstream/{name:path}", page_file)]
 

@@ -1,14 +1,14 @@
 """A head start for a page that is being opened.
 
-The files that it will request are named in the head of the answer. The server also begins to read
-the record that the page will show, while the browser is still loading Gradio's part of the page.
+The files that it will request first are named in the head of the answer. The server also begins to
+read the record that the page will show, while the browser is still loading Gradio's part of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,8 +22,8 @@ CHARTED = ("overview", "learning", "machine")
 
 
 class Opening:
-    """ASGI middleware that names the files that the page's scripts will load in the answer that
-    opens a page. A `Link` header (RFC 8288) names them, so that the browser fetches them at once.
+    """ASGI middleware that names the page's own files in the answer that opens the page. A `Link`
+    header (RFC 8288) names them, so that the browser fetches them at once.
     Meanwhile the server begins to read the record of the run that the page will show.
 
     plotly.js, which is larger than all others together, is named only if the page opens with a
@@ -35,17 +35,13 @@ class Opening:
         app: ASGIApp,
         session: Session,
         plotly: str,
-        styles: Sequence[str],
-        modules: Sequence[str],
+        style: str,
+        script: str,
     ):
-        """Takes the addresses of plotly.js, and those of the style sheets and modules."""
+        """Takes the addresses of plotly.js, and of the page's own style sheet and module."""
         self.app = app
         self._session = session
-        links = [
-            *(f"<{address}>; rel=modulepreload" for address in modules),
-            *(f"<{address}>; rel=preload; as=style" for address in styles),
-        ]
-        self._links = ", ".join(links)
+        self._links = f"<{script}>; rel=modulepreload, <{style}>; rel=preload; as=style"
         self._plotly_link = f"<{plotly}>; rel=preload; as=script"
         self._reading: set[asyncio.Task[None]] = set()
 

@@ -93,6 +93,7 @@ def routes(app):
     found = {}
     for method, filled, template in walked(app.routes):
         name = re.sub(r"plotly-\w+", "plotly", template)
+        name = re.sub(r"/assets/core-[\w-]+\.js", "/assets/{path:path}", name)
         found[method, name] = (known.get((method, name)), filled)
     return found
 

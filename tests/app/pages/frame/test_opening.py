@@ -12,11 +12,14 @@ import pytest
 
 from app.pages.frame.opening import read_ahead
 from app.server.page_files import (
+    APP,
+    FIRST_SCRIPT,
     FOREVER,
-    MAIN_SCRIPT,
-    addresses,
+    SCRIPT,
+    STYLE,
     files_version,
     first_script,
+    page_address,
     page_files,
     plotly_address,
 )
@@ -54,18 +57,24 @@ def recorded(runs, name: str):
     return folder
 
 
-def test_the_page_names_every_file_that_its_scripts_load_and_each_is_there(app):
+def test_the_page_names_the_files_that_it_loads_first_and_they_are_all_of_ours(app):
     links = dict(re.findall(r"<([^>]+)>; rel=([^,]+)", get(app, "/").headers["link"]))
-    styles, scripts = addresses(".css"), addresses(".js")
-    assert len(styles) + len(scripts) + 1 == len(page_files())
     assert links == {
-        **dict.fromkeys(styles, "preload; as=style"),
-        **dict.fromkeys(scripts, "modulepreload"),
+        page_address(SCRIPT): "modulepreload",
+        page_address(STYLE): "preload; as=style",
     }
+    texts = {}
     for address in links:
         answer = get(app, address)
         assert answer.status_code == 200
         assert answer.headers["cache-control"] == FOREVER
+        texts[address[-3:]] = answer.text
+    for name in page_files():
+        text = (APP / name).read_text()
+        if name.endswith(".css"):
+            assert text in texts["css"]
+        elif name != FIRST_SCRIPT:
+            assert f"\n// {name}\n" in f"\n{texts['.js']}", "no script imports it"
 
 
 @pytest.mark.parametrize(
@@ -93,8 +102,7 @@ def test_the_page_and_long_answers_are_compressed(app):
     page = get(app, "/")
     assert page.headers["content-encoding"] == "gzip"
     assert int(page.headers["content-length"]) < len(page.content) / 5
-    ours = f"/ramstream/{files_version()}/shared/base.css"
-    assert get(app, ours).headers["content-encoding"] == "gzip"
+    assert get(app, page_address(STYLE)).headers["content-encoding"] == "gzip"
     assert "content-encoding" not in get(app, "/api/jobs").headers
 
 
@@ -108,17 +116,16 @@ def test_one_script_of_ours_runs_before_all_others(app):
 
 
 def test_a_browser_may_keep_what_changes_its_address_with_its_content_and_nothing_else(app):
-    """Scripts import others by relative paths, so one name of all contents is in each address."""
     page = get(app, "/")
     assert "cache-control" not in page.headers
-    assert f"/ramstream/{files_version()}/{MAIN_SCRIPT}" in page.text
+    assert page_address(SCRIPT) in page.text
     assert get(app, "/api/runs").headers["cache-control"] == "no-store"
     of_gradio = re.search(r"[./]*(/assets/index-[\w-]+\.js)", page.text).group(1)
     assert get(app, of_gradio).headers["cache-control"] == FOREVER
     assert "cache-control" not in get(app, "/assets/nothing-of-the-kind.js").headers
     # A page that was opened before an update gets the new file, but does not keep it.
     for before in ("", "v-0123456789ab/"):
-        answer = get(app, f"/ramstream/{before}{MAIN_SCRIPT}")
+        answer = get(app, f"/ramstream/{before}{SCRIPT}")
         assert answer.status_code == 200
         assert answer.headers["cache-control"] == "no-cache"
     for none in ("v-0123456789ab", f"{files_version()}/nothing.js", "v-/../main.py"):
