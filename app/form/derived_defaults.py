@@ -15,7 +15,8 @@ from pathlib import PurePath
 from typing import Any
 
 from app.form.own_precision import own_precision
-from app.form.settings_form import shown_values
+from app.form.settings_form import shown_changes, shown_values
+from engine.config.preference_settings import OBJECTIVE
 from engine.config.settings import TrainConfig
 
 Shown = Mapping[str, Any]
@@ -23,6 +24,10 @@ OF_THE_DATA = ("data.format", "data.split")
 """Settings of one data set. With another they go back to their defaults; the columns are cleared
 when the preview of the new data arrives.
 """
+LENGTH = {"train.epochs": "3", "train.steps": ""}
+"""Length of a run on a person's own data, whatever that of a preset on its own is."""
+HIGHEST_OF_ADAPTERS, LOWEST_OF_ADAPTERS = 1e-3, 1e-4
+"""Usual rates of adapters, which are about ten times those of whole models."""
 LONGEST_TITLE = 40
 
 
@@ -50,6 +55,12 @@ def derived_defaults(
     if "data.source" in changed:
         defaults = default_values()
         changes |= {name: defaults[name] for name in OF_THE_DATA if name not in changed}
+        if not changed & set(LENGTH):
+            changes |= LENGTH
+        if after[OBJECTIVE] == "dpo":  # which data without pairs would refuse
+            changes[OBJECTIVE] = "sft"
+    if "train.method" in changed and "train.learning_rate" not in changed:
+        _derive_rate(before, after, changes)
     if "name" not in changed and changed & {"model.source", "data.source"}:
         given = str(before.get("name") or "").strip()
         if not given or given in names or given.startswith(run_title(before)):
@@ -68,6 +79,16 @@ def _derive_micro_batch(after: Shown, changes: dict[str, Any], notes: list[str])
                 f"Micro-batches of {micro} rows do not divide the batch, so their size is chosen "
                 "automatically."
             )
+
+
+def _derive_rate(before: Shown, after: Shown, changes: dict[str, Any]) -> None:
+    with contextlib.suppress(ValueError, TypeError):
+        rate = float(after["train.learning_rate"])
+        if after["train.method"] == "lora" and rate < HIGHEST_OF_ADAPTERS:
+            rate = min(HIGHEST_OF_ADAPTERS, max(LOWEST_OF_ADAPTERS, 10 * rate))
+        elif before["train.method"] == "lora" and rate <= HIGHEST_OF_ADAPTERS:
+            rate /= 10
+        changes |= shown_changes({"train.learning_rate": rate})
 
 
 def run_title(shown: Shown) -> str:

@@ -22,12 +22,6 @@ OWN_FOLDER = ".presets"
 OWN = "own/"
 """Prefix of the key of a person's own preset; the name of its file follows."""
 FIRST_PRESET = "starter.yaml"
-STARTERS = {
-    FIRST_PRESET: "to write Roman numerals",
-    "starter-lora.yaml": "with adapters (LoRA) to be polite",
-    "starter-preferences.yaml": "from pairs of answers to be polite",
-}
-"""Presets that train tiny models on bundled data, each with what its model learns."""
 LONGEST_NAME = 60
 
 

@@ -50,6 +50,8 @@ SECTION_TITLES = {
 LABELS = {
     "name": "Run name",
     **source_labels.LABELS,
+    "train.steps": "Train for",
+    "train.epochs": "Train for",
     "train.batch_size": "Batch size (rows)",
     "train.method": "What is trained",
     "train.part_names": "Parameters to train (one pattern a line)",
@@ -121,24 +123,16 @@ CHOICE_LABELS: Mapping[str, Mapping[str, str]] = {
     **adapter_labels.CHOICE_LABELS,
 }
 
-PROMINENT = (
-    "name",
-    "model.source",
-    "model.dtype",
-    "data.source",
-    "data.max_seq_len",
-    "train.steps",
-    "train.epochs",
-    "train.batch_size",
-    "train.learning_rate",
-)
+PROMINENT = ("name", "model.source", "data.source", "train.steps", "train.epochs")
 """Fields that are always visible; all others are folded away."""
+FIRST = ("train.learning_rate", "train.batch_size", "data.max_seq_len", "model.dtype")
+"""Fields that come first among the others."""
 
 SHORT_HELP = {
     **source_labels.SHORT_HELP,
-    "train.steps": "Give these or epochs.",
-    "train.epochs": "Passes over the data.",
-    "train.batch_size": "Rows per update.",
+    "train.steps": "",
+    "train.epochs": "",
+    "train.batch_size": "Examples per update.",
     "train.optimizer": (
         "14, 10 or 8.03 bytes of RAM a parameter, fp32 masters and gradient included (2 more in "
         "float32; 10 for embeddings in 8 bits). Smaller moments change results slightly. "
@@ -151,7 +145,7 @@ SHORT_HELP = {
     "train.part_names": "Full names, such as model.layers.*.mlp.* or lm_head.weight.",
     "train.last_blocks": "All parameters of so many blocks; final norm and head are named above.",
     **preference_labels.SHORT_HELP,
-    "train.learning_rate": "Size of each update.",
+    "train.learning_rate": "How big each update is. Start with the default.",
     "train.decay_steps": "Of warmup_stable_decay, at the end; empty: a tenth of the run.",
     "train.min_learning_rate": "Reached by the end of the run.",
     "train.label_smoothing": "Of the loss of steps; 0 is none. Validation losses are without it.",
@@ -293,6 +287,15 @@ def shown_values(config: TrainConfig) -> dict[str, Any]:
             value = getattr(value, part)
         values[setting.dotted] = setting.show(value)
     return values
+
+
+def shown_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the component values for config values, both by dotted field name."""
+    return {
+        setting.dotted: setting.show(changes[setting.dotted])
+        for setting in settings()
+        if setting.dotted in changes
+    }
 
 
 def read_config(shown: dict[str, Any]) -> TrainConfig:

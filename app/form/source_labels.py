@@ -56,10 +56,8 @@ CHOICE_LABELS = {
 SHORT_HELP = {
     "model.source": "A local folder or a Hugging Face id.",
     "model.dtype": "The number format of the math. bfloat16 is the usual choice on a GPU.",
-    "data.source": (
-        "A file, a folder or a Hugging Face id; several as [{source: a, weight: 2}, {source: b}]."
-    ),
-    "data.max_seq_len": "Longer examples are cut and counted; long texts continue in the next row.",
+    "data.source": "A file, a folder, or a data set on Hugging Face.",
+    "data.max_seq_len": "Examples longer than this are cut; we tell you how many.",
     "model.rope_scaling": "For rows longer than those of the model, which must learn them.",
     "model.rope_factor": "Rows may be this many times as long.",
     "data.roles": "Such as customer=user, or critic=critic if the chat template has that role.",

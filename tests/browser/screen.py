@@ -123,7 +123,15 @@ def box(page: Page, field: str):
 
 
 def fill(page: Page, field: str, text: str) -> None:
+    """Fills the box of a setting, which it opens the folded section for, and chooses the unit of
+    the length for.
+    """
     where = box(page, field)
+    if field in ("train.steps", "train.epochs"):
+        page.locator(f".rs-run-length [data-length={field.removeprefix('train.')}]").click()
+        expect(where).to_be_visible()
+    elif not where.is_visible() and page.locator(FOLDED).is_visible():
+        open_other_settings(page)
     for _ in range(3):
         where.fill("")
         where.press_sequentially(text)
@@ -134,8 +142,13 @@ def fill(page: Page, field: str, text: str) -> None:
     where.press("Tab")
 
 
+FOLDED = ".rs-rest > button"
+
+
 def open_other_settings(page: Page) -> None:
     """Opens the folded section, whose boxes Gradio makes only then, and fills a moment later."""
+    if box(page, "data.eval_fraction").is_visible():
+        return
     page.get_by_role("button", name="Advanced settings").click()
     expect(box(page, "data.eval_fraction")).to_have_value(re.compile("."))
     page.wait_for_timeout(500)

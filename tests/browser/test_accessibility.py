@@ -19,6 +19,7 @@ from tests.browser.screen import (
     OPENED_RUN,
     PAGES,
     VIEWS,
+    open_other_settings,
     open_page,
     open_view,
     page_link,
@@ -295,6 +296,7 @@ def test_every_chart_says_in_words_what_it_shows_now(opened):
     ]
 
     open_place(page, "new")
+    open_other_settings(page)
     page.locator("#field-train-batch_size :is(input, textarea)").fill("16")
     page.wait_for_function(
         "label => (document.querySelector('[data-fit=host]')?.ariaLabel ?? label) !== label",

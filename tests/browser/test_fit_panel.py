@@ -15,6 +15,7 @@ from playwright.sync_api import expect
 from app.form.settings_form import shown_values
 from app.pages.new.draft import Draft
 from engine.config.settings import TrainConfig
+from tests.browser.screen import open_other_settings
 from tests.support.browser import ROOT, WAIT_MILLISECONDS, Server
 from tests.support.ports import free_port
 from tests.support.sets import BROWSER_FLOWS
@@ -110,6 +111,7 @@ def window(browser, server):
     page = context.new_page()
     page.goto(server.address)
     page.wait_for_selector(".rs-fit-panel:not([data-tone=calm])")
+    open_other_settings(page)
     yield page
     context.close()
     assert not errors
@@ -295,6 +297,7 @@ def test_a_model_is_found_by_words_in_any_order(page):
     page.reload()
     expect(chosen).to_have_value("Qwen/Qwen2.5-14B")
     expect(page.locator(".rs-fit-panel")).to_contain_text("14.8B parameters")
+    open_other_settings(page)
 
 
 def answered(page, asked):

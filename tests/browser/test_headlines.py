@@ -15,6 +15,7 @@ from engine.runs.record.following import EVENTS_FILE, replay
 from engine.runs.record.snapshot import RunSnapshot
 from engine.training.loop.run import start_run
 from tests.browser.screen import (
+    FOLDED,
     NEW_FORM,
     OPENED_RUN,
     address,
@@ -150,7 +151,7 @@ def test_the_verdict_leads_to_a_setting_in_the_folded_section(page):
     fill(page, "train.weight_decay", "-1")
     panel = page.locator(".rs-fit-panel")
     expect(panel).to_contain_text("Weight decay: -1")
-    page.get_by_role("button", name="Advanced settings").click()  # it is opened again by itself
+    page.locator(FOLDED).click()  # it is opened again by itself
     panel.get_by_role("button", name="Go to this setting").click()
     box = page.locator("#field-train-weight_decay :is(input, textarea)")
     expect(box).to_be_focused()

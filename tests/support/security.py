@@ -20,6 +20,8 @@ BODIES = {
     "/api/check": {"preset": None, "shown": SHOWN, "keep": False},
     "/api/derived": {"before": SHOWN, "after": SHOWN},
     "/api/rows": {"shown": SHOWN},
+    "/api/fitting": {"shown": SHOWN},
+    "/api/models": {"shown": SHOWN},
     "/api/presets": {"name": "Starter", "shown": SHOWN},
     "/api/presets/remove": {"file": "no file"},
     "/api/hardware/column": {"machine": "This machine", "timed": False, "settings": TABLE},

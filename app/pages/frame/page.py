@@ -8,7 +8,6 @@ import os
 
 import gradio as gr
 
-from app.form.presets import STARTERS
 from app.pages.new.checker import Checker
 from app.pages.new.known_models import machine_text
 from app.pages.new.panels import train_panel
@@ -36,7 +35,7 @@ def build_page(session: Session, checker: Checker, has_folders: bool = False) ->
             bar = drawn("run_bar", {})
             drawn("jobs", {})
             with gr.Column(elem_id="rs-page-new"):
-                drawn("intro", {"machine": machine, "starters": STARTERS})
+                drawn("new_head", {})
                 panel = train_panel(checker.presets.listed(), has_folders)
             for name in ("run", "runs", "chat", "hardware"):
                 drawn(name)

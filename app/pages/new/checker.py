@@ -16,11 +16,19 @@ from typing import Any
 
 from app.form.derived_defaults import default_values, derived_defaults, with_even_rows
 from app.form.presets import PresetShelf
-from app.form.settings_form import as_labeled, describe_error, read_config, settings
+from app.form.settings_form import (
+    as_labeled,
+    describe_error,
+    read_config,
+    settings,
+    shown_changes,
+)
 from app.pages.new.data_figures import lengths_figure, lengths_text
 from app.pages.new.draft import Draft
 from app.pages.new.faults import unforeseen
 from app.pages.new.fit_panel import Beside, fit_panel, shown_suggestions, unchecked
+from app.pages.new.fitting import fitting
+from app.pages.new.model_cards import model_cards, rounded_machine
 from app.pages.new.receipt import job_lines
 from app.pages.new.run_length import RunLength, Sample, run_length, run_length_text
 from app.session.session import Session
@@ -93,6 +101,7 @@ class Checker:
         self._costs = functools.lru_cache(maxsize=128)(self._costs_now)
         self._timed = functools.lru_cache(maxsize=128)(self._timed_now)
         self._preview = functools.lru_cache(maxsize=16)(self._preview_now)
+        self._cards = functools.lru_cache(maxsize=32)(model_cards)
         self._smaller = functools.lru_cache(maxsize=64)(_smaller_than)
         self._samples: dict[tuple[str, DataConfig], Sample] = {}
         self._rows: dict[DataConfig, float | None] = {}
@@ -143,6 +152,7 @@ class Checker:
             tracked=tracked,
             job=job_lines(config, found),
             run_length=text,
+            length=found,
             run_seconds=seconds,
             waiting=len(self._session.queue.listed()) if busy else 0,
             smaller=smaller,
@@ -158,6 +168,29 @@ class Checker:
         names = {preset.name for preset in self.presets.listed().values()}
         found = derived_defaults(before, after, names, date.today())
         return {"changes": found.changes, "notes": list(found.notes)}
+
+    def fitting(self, shown: dict[str, Any]) -> dict[str, Any]:
+        """Returns the `changes` of settings that fit a person's own data, once they can be read."""
+        try:
+            config = read_config(with_even_rows(shown)[0])
+            found = self._preview(config.model.source, config.read_data)
+        except RamstreamError:
+            return {"changes": {}}
+        if "format" not in found:
+            return {"changes": {}}
+        changes = fitting(config, found["format"], self._run_length(config))
+        return {"changes": shown_changes(changes)}
+
+    def models(self, shown: dict[str, Any]) -> dict[str, Any]:
+        """Returns `models` of the catalog as cards, those that fit first; see `model_cards`."""
+        try:
+            config = read_config(with_even_rows(shown)[0])
+            # As models of the hub are stored; which data are read says nothing about memory here.
+            plain = {"model.dtype": "bfloat16", "model.source": "a model", "name": ""}
+            job = config.with_values(plain | {"data.source": "rows", "data.format": "auto"})
+            return {"models": list(self._cards(job, rounded_machine(self._machine())))}
+        except RamstreamError:  # the fit panel says what is wrong
+            return {"models": []}
 
     def count_rows(self, shown: dict[str, Any]) -> None:
         """Counts the rows of the form's data, which later fit panels show. It reads all of them,

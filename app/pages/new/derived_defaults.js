@@ -1,9 +1,9 @@
-// When a person has changed the model, the data or the batch, other settings follow: the server
-// says which, and this script fills them in.
+// When a person has changed the model, the data, the batch or the method, other settings follow:
+// the server says which, and this script fills them in.
 
 import { send } from "../../shared/dom.js";
 
-const FOLLOWED = ["model.source", "data.source", "train.batch_size"];
+const FOLLOWED = ["model.source", "data.source", "train.batch_size", "train.method"];
 
 export class DerivedDefaults {
     // nameOf: returns the dotted name of the setting that a box shows. form: returns the form as
@@ -11,6 +11,7 @@ export class DerivedDefaults {
     constructor({ nameOf, form, fill, note }) {
         Object.assign(this, { nameOf, form, fill, note });
         this.preset = undefined;
+        this.rates = {}; // the learning rate that each method of training had
         this.known = {}; // the values of `FOLLOWED` that the other settings belong to
         document.addEventListener("focusout", ({ target }) => this.left(target));
         document.addEventListener("keydown", ({ key, target }) => {
@@ -33,10 +34,18 @@ export class DerivedDefaults {
         this.name = shown.name;
         const typed = document.activeElement && this.nameOf(document.activeElement);
         for (const name of FOLLOWED) {
+            if (isFilled) this.rates = {};
             if (isFilled) this.known[name] = shown[name];
             else if (name !== typed && shown[name] !== this.known[name])
                 this.derive(name, shown[name]);
         }
+    }
+
+    // Whether a person has just chosen these data, for which settings are to be fitted once.
+    takesData(source) {
+        const isOwn = this.chosen !== undefined && this.chosen === source;
+        if (isOwn) this.chosen = undefined;
+        return isOwn;
     }
 
     left(box) {
@@ -46,14 +55,23 @@ export class DerivedDefaults {
         if (box.value !== this.known[name]) this.derive(name, box.value);
     }
 
+    // A method that a person comes back to has the learning rate that it had.
+    restoreRate(before, method, changes) {
+        const rate = this.rates[method];
+        this.rates[before["train.method"]] = before["train.learning_rate"];
+        if (rate !== undefined) changes["train.learning_rate"] = rate;
+    }
+
     async derive(name, value) {
         const shown = this.form().shown;
         const before = { ...shown, [name]: this.known[name] };
         this.known[name] = value;
+        if (name === "data.source") this.chosen = value;
         const after = { ...shown, [name]: value };
         // An answer that does not arrive changes nothing: a run would still say what is wrong.
         const answer = await send("/api/derived", { before, after }).catch(() => null);
         if (!answer || this.known[name] !== value) return;
+        if (name === "train.method") this.restoreRate(before, value, answer.changes);
         this.note(answer.notes);
         if (Object.keys(answer.changes).length) this.fill(answer.changes);
     }

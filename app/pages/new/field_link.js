@@ -2,8 +2,8 @@
 // the folded section, which is then opened.
 
 import { el } from "../../shared/dom.js";
+import { unfold } from "./folded.js";
 
-const FOLDED = ".rs-rest > button";
 const RETRY = 50; // ms until a box that Gradio is making is looked for again
 const TRIES = 60;
 
@@ -44,7 +44,7 @@ export class FieldLink {
             found(box);
             return;
         }
-        if (tries === TRIES && isFolded()) document.querySelector(FOLDED)?.click();
+        if (tries === TRIES) unfold();
         const { field } = this;
         if (tries > 0) {
             setTimeout(() => {
@@ -67,9 +67,4 @@ export class FieldLink {
         box.scrollIntoView({ block: "center", behavior: calm ? "auto" : "smooth" });
         box.focus({ preventScroll: true });
     }
-}
-
-// Whether the section of all other settings is closed.
-function isFolded() {
-    return document.querySelector(FOLDED)?.getAttribute("aria-expanded") !== "true";
 }

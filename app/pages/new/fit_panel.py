@@ -6,13 +6,14 @@ A fit panel is plain data for `train.js`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from app.form.settings_form import as_labeled, settings
+from app.form.settings_form import as_labeled, shown_changes
 from app.labels import in_bytes, in_count
 from app.pages.new.fit_figures import fit_figure, item_color
 from app.pages.new.receipt import TO_MEASURE, clock, queue_text
+from app.pages.new.run_length import RunLength
 from app.shared.pool_labels import (
     cost_in_a_sentence,
     held_text,
@@ -79,6 +80,7 @@ def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[st
         "help": "",
         "size": "",
         "run_length": "",
+        "length": None,
         "smaller": [],
         "model": None,
         "field": field,
@@ -101,6 +103,8 @@ class Beside:
     """The run in lines: its model and method, its data and length."""
     run_length: str = ""
     """What the length of the run means."""
+    length: RunLength | None = None
+    """The length of the run, where it is known."""
     run_seconds: float | None = None
     """Seconds of the run; None where they are not known."""
     waiting: int = 0
@@ -161,6 +165,7 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         "help": HELP[report.status] if suggestions else "",
         "size": _size_text(report),
         "run_length": beside.run_length,
+        "length": None if beside.length is None else asdict(beside.length),
         "smaller": list(beside.smaller),
         # Of a model that does not fit, the page offers to look for machines that train it.
         "model": None if fits else report.model["source"],
@@ -186,7 +191,7 @@ def _suggestion(suggestion: Suggestion) -> dict[str, Any]:
         text = f"{_capital(suggestion.time_text)}. {text}"
     return {
         "text": f"{as_labeled(suggestion.text)}\n{text}",
-        "changes": _as_shown(suggestion.changes),
+        "changes": shown_changes(suggestion.changes),
         "exactness": [kind.value for kind in suggestion.exactness],
         "seconds": suggestion.seconds,
     }
@@ -194,15 +199,6 @@ def _suggestion(suggestion: Suggestion) -> dict[str, Any]:
 
 def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
-
-
-def _as_shown(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the component values for config values, both by dotted name."""
-    return {
-        setting.dotted: setting.show(changes[setting.dotted])
-        for setting in settings()
-        if setting.dotted in changes
-    }
 
 
 def _size_text(report: FitReport) -> str:

@@ -9,6 +9,10 @@ POST /api/check {preset, shown, keep, timed}
     costs that units live where they do; the page asks for that once the fit panel stands.
 POST /api/derived {before, after}
     Answers with the changes of other settings that follow from what a person changed.
+POST /api/fitting {shown}
+    Answers with the changes of settings that fit the data, once these are read.
+POST /api/models {shown}
+    Answers with models as cards, those that fit first.
 POST /api/rows {shown}
     Counts the rows of the data, and answers when later fit panels show them.
 GET /api/presets
@@ -59,6 +63,14 @@ def _check_routes(checker: Checker) -> list[Route]:
         before, after = _shown(body, "before"), _shown(body, "after")
         return JSONResponse(await asyncio.to_thread(checker.derived, before, after))
 
+    async def fitting(request: Request) -> Response:
+        shown = _shown(await json_body(request))
+        return JSONResponse(await asyncio.to_thread(checker.fitting, shown))
+
+    async def models(request: Request) -> Response:
+        shown = _shown(await json_body(request))
+        return JSONResponse(await asyncio.to_thread(checker.models, shown))
+
     async def rows(request: Request) -> Response:
         shown = _shown(await json_body(request))
         await asyncio.to_thread(checker.count_rows, shown)
@@ -67,6 +79,8 @@ def _check_routes(checker: Checker) -> list[Route]:
     return [
         _post("/api/check", check),
         _post("/api/derived", derived),
+        _post("/api/fitting", fitting),
+        _post("/api/models", models),
         _post("/api/rows", rows),
     ]
 

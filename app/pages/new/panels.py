@@ -11,6 +11,7 @@ from app.form.adapter_labels import method_of
 from app.form.presets import Preset
 from app.form.settings_form import (
     CHOICE_LABELS,
+    FIRST,
     PROMINENT,
     SECTION_TITLES,
     SHORT_HELP,
@@ -21,6 +22,11 @@ from app.form.settings_form import (
 from app.pages.new.fit_panel import SUGGESTIONS_SHOWN
 from app.pages.new.known_models import known_models
 from app.shared.template import drawn
+
+PLACEHOLDERS = {
+    "data.source": "A file, a folder, or a data set on Hugging Face",
+    "model.source": "Search the known models, or give a folder or a Hugging Face id",
+}
 
 # ------------------------------------------------------------------ the page New
 
@@ -58,17 +64,22 @@ def train_panel(presets: dict[str, Preset], has_folders: bool = False) -> TrainP
     form = _Form(values)
     with gr.Row(elem_classes="rs-train"):
         with gr.Column(scale=7, min_width=440):
-            with gr.Column(elem_classes="rs-card"):
-                form.name()
-                preset = gr.Dropdown(
-                    [(each.label, each.file) for each in presets.values()],
-                    label="Start from a preset",
-                    value=first.file if first is not None else None,
-                    elem_id="preset",
-                )
+            with gr.Column(elem_classes="rs-card rs-slim"):
+                with gr.Row():
+                    with gr.Column(min_width=220):
+                        preset = gr.Dropdown(
+                            [(each.label, each.file) for each in presets.values()],
+                            label="Start from a preset",
+                            value=first.file if first is not None else None,
+                            elem_id="preset",
+                        )
+                    form.name()
                 about = drawn("about", {"about": first.about if first is not None else ""})
-            form.model_card()
+            with gr.Column(elem_classes="rs-card"):
+                gr.HTML(_step(1, "What should it learn?"))
+                drawn("task", {})
             files, preview = form.data_card(has_folders)
+            form.model_card()
             form.run_length_card()
             tools = form.other_settings()
         with (
@@ -129,33 +140,33 @@ class _Form:
         """Lays out the name of the run."""
         self._place("name", min_width=220)
 
-    def model_card(self) -> None:
-        """Lays out the settings of the model."""
-        with gr.Column(elem_classes="rs-card"):
-            gr.HTML(_step(1, "Model", "what to train"))
-            with gr.Row():
-                self._place("model.source", min_width=220, scale=5)
-                self._place("model.dtype", min_width=160, scale=3)
-
     def data_card(self, has_folders: bool) -> tuple[gr.HTML, gr.HTML]:
-        """Lays out the settings of the data, and returns what is below them: the person's files and
-        the preview.
+        """Lays out the data source, and returns what is below it: the person's files and the
+        preview.
         """
         with gr.Column(elem_classes="rs-card"):
-            gr.HTML(_step(2, "Data", "what to learn from"))
+            gr.HTML(_step(2, "Your data"))
             with gr.Row():
-                self._place("data.source", min_width=220, scale=5)
-                self._place("data.max_seq_len", min_width=160, scale=3)
+                self._place("data.source", min_width=220)
             return drawn("files", {"has_folders": has_folders}), drawn("preview", {})
 
-    def run_length_card(self) -> None:
-        """Lays out the settings for the length and the speed of training."""
+    def model_card(self) -> None:
+        """Lays out the model."""
         with gr.Column(elem_classes="rs-card"):
-            gr.HTML(_step(3, "Run length", "how long and how fast to learn"))
+            gr.HTML(_step(3, "Model"))
             with gr.Row():
-                for name in ("steps", "epochs", "batch_size", "learning_rate"):
-                    self._place(f"train.{name}", min_width=120)
-            drawn("run_length", {})
+                self._place("model.source", min_width=220)
+            drawn("models", {})
+
+    def run_length_card(self) -> None:
+        """Lays out the length of training. One of its two boxes is shown."""
+        with gr.Column(elem_classes="rs-card"):
+            gr.HTML(_step(4, "How long"))
+            with gr.Row(elem_classes="rs-length"):
+                for name in ("train.epochs", "train.steps"):
+                    self._place(name, min_width=120)
+                with gr.Column(min_width=220, scale=4):
+                    drawn("run_length", {})
 
     def other_settings(self) -> gr.HTML:
         """Lays out all other settings, folded away, section by section; returns what finds and
@@ -163,11 +174,16 @@ class _Form:
         """
         with gr.Accordion("Advanced settings", open=False, elem_classes="rs-card rs-rest"):
             tools = drawn("settings_tools", "")
+            gr.HTML("<h4>Most used</h4>", apply_default_css=False)
+            with gr.Row(elem_classes="rs-settings"):
+                for name in FIRST:
+                    self._place(name, min_width=160)
+            shown_above = PROMINENT + FIRST
             for section, title in SECTION_TITLES.items():
                 gr.HTML(f"<h4>{title}</h4>", apply_default_css=False)
                 with gr.Row(elem_classes="rs-settings"):
                     for name, setting in self._settings.items():
-                        if setting.section == section and name not in PROMINENT:
+                        if setting.section == section and name not in shown_above:
                             self._place(name, min_width=200)
         return tools
 
@@ -185,7 +201,8 @@ def component(setting: Setting, shown: Any = None) -> gr.components.Component:
         common["elem_classes"] = f"rs-with-{method}"
     if setting.kind == "switch":
         return gr.Checkbox(info=setting.help, **common)
-    common["info"] = SHORT_HELP.get(setting.dotted, setting.help)
+    if setting.dotted not in PROMINENT:
+        common["info"] = SHORT_HELP.get(setting.dotted, setting.help)
     if setting.kind == "choice":
         labels = CHOICE_LABELS.get(setting.dotted, {})
         return gr.Dropdown(
@@ -193,9 +210,10 @@ def component(setting: Setting, shown: Any = None) -> gr.components.Component:
         )
     if setting.kind == "lines":
         return gr.Textbox(lines=2, max_lines=8, placeholder="none", **common)
-    return gr.Textbox(max_lines=1, placeholder=setting.empty_means, **common)
+    placeholder = PLACEHOLDERS.get(setting.dotted, setting.empty_means)
+    return gr.Textbox(max_lines=1, placeholder=placeholder, **common)
 
 
-def _step(number: int, title: str, what: str) -> str:
+def _step(number: int, title: str) -> str:
     """Returns the heading of a card."""
-    return f'<h3 class="rs-step"><b>{number}</b>{title} <span>{what}</span></h3>'
+    return f'<h3 class="rs-step"><b>{number}</b>{title}</h3>'

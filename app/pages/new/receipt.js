@@ -25,6 +25,7 @@ export class Receipt {
 
     // A verdict that is being asked for anew shows that it is one of before.
     isAsking(isAsking) {
+        this.asking = isAsking;
         this.root.setAttribute("aria-busy", String(isAsking));
     }
 

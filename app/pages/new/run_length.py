@@ -85,20 +85,18 @@ def _batch_rows_of_a_row(sample: Sample, data: DataConfig) -> float:
 
 
 def run_length_text(config: TrainConfig, found: RunLength | None, seconds: float | None) -> str:
-    """Returns one sentence for the line below Steps and Epochs, or an empty text. seconds: those of
-    the run as predicted, None where no rates are known.
+    """Returns the line below the length, in the other unit, or an empty text. seconds: those of the
+    run as predicted, None where no rates are known.
     """
     if found is None:
         return ""
-    time = f", about {in_hours(max(1, seconds))}" if seconds else ""
-    rows = counted(found.rows, "row")
-    if config.train.steps is not None:
-        steps = counted(config.train.steps, "step")
-        verb = "is" if config.train.steps == 1 else "are"
-        return f"{steps} {verb} about {in_passes(found.passes)} over {rows}{time}."
+    time = f" · ≈ {in_hours(max(1, seconds))}" if seconds else ""
+    rows = "your only row" if found.rows == 1 else f"your {counted(found.rows, 'row')}"
+    passes = f"{in_passes(found.passes)} over {rows}"
     steps = counted(max(1, round(found.steps)), "step")
-    verb = "is" if found.passes == 1 else "are"
-    return f"{in_passes(found.passes)} over {rows} {verb} about {steps}{time}."
+    if config.train.steps is not None:
+        return f"{steps} = {passes}{time}"
+    return f"{passes} = {steps}{time}"
 
 
 def in_passes(passes: float) -> str:

@@ -7,11 +7,15 @@ import { DerivedDefaults } from "./derived_defaults.js";
 import { FieldLink } from "./field_link.js";
 import { differ, findingOn, isOf, withFinding } from "./finding.js";
 import { FitPart, legendRow, needRow } from "./fit_part.js";
-import { Intro } from "./intro.js";
+import { summarize } from "./folded.js";
+import { Models } from "./models.js";
+import { NewHead } from "./new_head.js";
 import { drawPreview } from "./preview.js";
 import { Receipt } from "./receipt.js";
+import { RunLength } from "./run_length.js";
 import { SettingsTools } from "./settings_tools.js";
 import { isKnown, MODEL, Suggestions } from "./suggestions.js";
+import { Task } from "./task.js";
 
 // Times in ms until a fit panel is requested, by the reason for the request.
 const TYPING_PAUSE = 80; // a letter was typed
@@ -31,7 +35,9 @@ const draw = {
     about: (place, value) => drawText(place, "about", value),
     why_not: (place, value) => drawText(place, "why_not", value),
     queued: drawQueued,
-    run_length: () => {}, // the fit panel and derived defaults are written into it
+    run_length: mountLength,
+    task: mountTask,
+    models: mountModels,
     settings_tools: mountTools,
     preview: takePreview,
 };
@@ -49,8 +55,8 @@ export function mountTrain(place) {
         mountVerdict(place);
         return;
     }
-    if (place.name === "intro") {
-        place.shown = new Intro(place.element, place.props.value);
+    if (place.name === "new_head") {
+        place.shown = new NewHead(place.element, fill, isReady);
         if (hasRuns !== null) place.shown.reportRuns(hasRuns);
         return;
     }
@@ -72,10 +78,10 @@ function takePreview(place, preview) {
     drawPreview(place, preview);
     if (preview.pending) return;
     place.read = preview;
-    if (!preview.error) countRows();
-    places.intro?.shown.read(preview);
+    if (!preview.error) countRows(preview.given?.["data.source"]);
     const { fit_panel: fit } = places;
     if (!fit?.answer) return;
+    showTask(fit);
     // Otherwise nothing changes, and what Start has answered stays.
     if (differ(fit.finding, findingOn(fit.form, preview))) judge(fit);
     // Answers may arrive out of order, so the preview may be of an earlier form. A box in use
@@ -99,7 +105,7 @@ export function trainShown(again = false) {
 // Is called with whether there is any run, as far as the server knows.
 export function runsFound(isAny) {
     hasRuns = isAny;
-    places.intro?.shown.reportRuns(hasRuns);
+    places.new_head?.shown.reportRuns(hasRuns);
 }
 
 // Is called with whether the server answers. Text typed during an outage is checked, and thereby
@@ -144,18 +150,55 @@ export function fill(changes) {
     if (places.preview) give(places.preview, changes);
 }
 
+function mountTask(place) {
+    place.task ??= new Task(place.element, fill);
+    const { fit_panel: fit } = places;
+    if (fit?.form) showTask(fit);
+}
+
+function showTask({ form }) {
+    places.task?.task.show(form, places.preview?.read);
+}
+
+function mountModels(place) {
+    const { fit_panel: fit } = places;
+    place.models ??= new Models(place.element, fill);
+    if (fit?.form) place.models.took(fit.form);
+}
+
+function mountLength(place) {
+    const { fit_panel: fit } = places;
+    place.length ??= new RunLength(place.element, fill, () => places.fit_panel?.answer?.length);
+    if (fit?.form) place.length.took(fit.form);
+}
+
+// Whether the form has these settings, is checked and can be started.
+function isReady(shown) {
+    const { fit_panel: fit } = places;
+    const isSame = Object.entries(shown).every(
+        ([name, value]) => String(fit?.form?.shown[name] ?? "") === String(value ?? ""),
+    );
+    const isChecked = isSame && fit.props.value.can_start;
+    return isChecked && !fit.receipt.asking && !document.querySelector("#start").disabled;
+}
+
 function writeRunLength(name, text) {
     if (places.run_length) field(places.run_length.element, name).textContent = text;
 }
 
 // Has the rows of the form's data counted, which the fit panel then shows. Reading them may take a
-// while, and nothing waits for it.
-async function countRows() {
+// while, and nothing waits for it. Settings then follow data that a person has just chosen.
+async function countRows(source) {
     const { fit_panel: fit } = places;
     if (!fit?.form) return;
     const { shown } = fit.form;
     const answer = await send("/api/rows", { shown }).catch(() => null);
-    if (answer && fit.form) fit.ask(AT_ONCE);
+    if (!answer || !fit.form) return;
+    fit.ask(AT_ONCE);
+    if (!fit.defaults.takesData(source)) return;
+    const asked = { shown: fit.form.shown };
+    const { changes } = await send("/api/fitting", asked).catch(() => ({ changes: {} }));
+    if (Object.keys(changes).length) fill(changes);
 }
 
 // Gives the place two functions that request a fit panel after a pause; a later call restarts the
@@ -238,6 +281,10 @@ async function check(place, form) {
     place.form = form;
     place.defaults.took(form);
     places.settings_tools?.tools?.took(form);
+    places.run_length?.length.took(form);
+    summarize(form.shown);
+    places.models?.models.took(form);
+    showTask(place);
     // A page without any input has nothing to store: what was typed in another page is newer.
     place.opened ??= JSON.stringify(form);
     if (JSON.stringify(form) !== place.opened) place.typed = true;
@@ -278,7 +325,6 @@ function judge(place) {
     place.receipt.isAsking(false);
     drawFit(place, fit);
     offer(place, fit);
-    places.intro?.shown.judged(fit, place.form);
 }
 
 // Shows what can be started. Start and the suggestions are Gradio's, and follow these values; Start
@@ -311,6 +357,7 @@ const UNCHECKED = {
     size: "",
     help: "",
     run_length: "",
+    length: null,
     smaller: [],
     model: null,
     lives: "",

@@ -93,3 +93,26 @@ def test_a_title_is_short_whatever_the_sources_are():
     assert run_title(mix) == "starter-model on a mix"
     long = run_title({**STARTER, "data.source": "x" * 300, "model.source": ""})
     assert long == "x" * 39 + "…"
+
+
+@pytest.mark.parametrize(
+    ("rate", "of_adapters", "back"),
+    [("1e-5", "0.0001", "1e-5"), ("2e-6", "0.0001", "1e-5"), ("2e-5", "0.0002", "2e-5")],
+)
+def test_adapters_take_ten_times_the_rate_within_what_is_usual(rate, of_adapters, back):
+    whole = {**STARTER, "train.learning_rate": rate}
+    found = changed(whole, train__method="lora").changes
+    assert found == {"train.learning_rate": of_adapters}
+    lora = whole | found | {"train.method": "lora"}
+    assert changed(lora, train__method="full").changes == {"train.learning_rate": back}
+
+
+def test_a_rate_above_those_of_adapters_stays():
+    assert changed(train__method="lora").changes == {}
+    assert changed(train__method="lora", train__learning_rate="1e-6").changes == {}
+
+
+def test_own_data_take_three_passes_unless_a_length_comes_with_them():
+    found = changed(data__source="mine.csv").changes
+    assert (found["train.epochs"], found["train.steps"]) == ("3", "")
+    assert "train.epochs" not in changed(data__source="mine.csv", train__steps="9").changes

@@ -1,0 +1,43 @@
+"""Settings that fit a person's own data, once they are read: a preset's are those of its own.
+All functions are pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.pages.new.run_length import RunLength
+from engine.config.preference_settings import OBJECTIVE
+from engine.config.settings import TrainConfig
+
+LEAST_STEPS = 8
+"""Number of steps of a pass below which the batch is made smaller."""
+PAIRS = ("preference", "arena")
+"""Formats of two answers, of which one is better."""
+
+
+def fitting(config: TrainConfig, data_format: str, found: RunLength | None) -> dict[str, Any]:
+    """Returns the changes that make settings fit the data. data_format: as which the data were
+    read. found: the length of the run with the settings as they are, where it is known.
+    """
+    changes: dict[str, Any] = {}
+    if data_format in PAIRS and not config.objective.is_preference:
+        changes[OBJECTIVE] = "dpo"
+    if found is None:
+        return changes
+    batch = _batch(config.train.batch_size, found.steps / found.passes if found.passes else 0.0)
+    steps = max(1, round(found.steps * config.train.batch_size / batch))
+    if batch != config.train.batch_size:
+        changes["train.batch_size"] = batch
+    if config.train.warmup_steps > steps // 4:
+        changes["train.warmup_steps"] = steps // 10
+    if config.output.eval_every > steps // 2:
+        changes["output.eval_every"] = max(1, steps // 6)
+    return changes
+
+
+def _batch(rows: int, steps_of_a_pass: float) -> int:
+    """Returns the largest batch, of `rows` halved, with which a pass has `LEAST_STEPS`."""
+    while rows > 1 and steps_of_a_pass < LEAST_STEPS:
+        rows, steps_of_a_pass = rows // 2, steps_of_a_pass * 2
+    return rows

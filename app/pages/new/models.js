@@ -1,0 +1,69 @@
+// The models as cards, those that fit first, and whether all of a model is trained or an add-on.
+
+import { el, field, isShown, send, setText } from "../../shared/dom.js";
+
+const METHOD = "train.method";
+const SOURCE = "model.source";
+// What it depends on whether a model fits; not the name of the run, nor the data.
+const DEPENDS = /^(train|engine)\.|^data\.max_seq_len$|^output\.checkpoint$/;
+const SETTLED = 900; // ms: what a person types has its verdict first
+
+export class Models {
+    // fill: changes settings.
+    constructor(element, fill) {
+        this.root = element;
+        this.fill = fill;
+        this.list = element.querySelector('[data-part="models"]');
+        this.cards = [];
+        this.list.addEventListener("change", ({ target }) => fill({ [SOURCE]: target.value }));
+        element
+            .querySelector(".rs-method")
+            .addEventListener("change", ({ target }) => fill({ [METHOD]: target.value }));
+    }
+
+    // Takes each form that is checked.
+    took({ shown }) {
+        this.shown = shown;
+        const method = shown[METHOD];
+        for (const radio of this.root.querySelectorAll(".rs-method input"))
+            radio.checked = radio.value === method;
+        this.root.querySelector('[data-part="parts"]').hidden = method !== "parts";
+        this.mark();
+        const key = JSON.stringify(Object.entries(shown).filter(([name]) => DEPENDS.test(name)));
+        if (key === this.key) return;
+        this.key = key;
+        clearTimeout(this.pause);
+        this.pause = setTimeout(() => this.load(), SETTLED);
+    }
+
+    async load() {
+        if (!isShown(this.root)) {
+            this.key = null; // asked for when the page is shown and checked again
+            return;
+        }
+        const { key } = this;
+        const answer = await send("/api/models", { shown: this.shown }).catch(() => null);
+        if (!answer || key !== this.key) return;
+        this.cards = answer.models;
+        const fitting = this.cards.filter(({ fits }) => fits).length;
+        setText(
+            field(this.root, "models-caption"),
+            fitting ? "" : this.cards.length ? "No known model fits with these settings." : "",
+        );
+        this.list.replaceChildren(...this.cards.map(card));
+        this.mark();
+    }
+
+    mark() {
+        for (const radio of this.list.querySelectorAll("input")) {
+            const { ids } = this.cards.find(({ id }) => id === radio.value);
+            radio.checked = ids.includes(this.shown[SOURCE]);
+        }
+    }
+}
+
+function card({ id, title, fits, text, download }) {
+    const fit = el("span", { class: fits ? "rs-fits" : "rs-lacks" }, `${fits ? "✓" : "✕"} ${text}`);
+    const radio = el("input", { type: "radio", name: "rs-model", value: id });
+    return el("label", { title: id }, radio, el("b", {}, title), fit, el("span", {}, download));
+}

@@ -1,0 +1,25 @@
+"""Settings that follow a person's own data, once these are read."""
+
+from __future__ import annotations
+
+from app.form.presets import read_presets
+from app.pages.new.fitting import fitting
+from app.pages.new.run_length import RunLength
+
+STARTER = read_presets()["starter.yaml"].config
+
+
+def test_two_answers_are_learned_as_preferences():
+    assert fitting(STARTER, "preference", None) == {"train.objective": "dpo"}
+    kto = STARTER.with_values({"train.objective": "kto"})
+    assert fitting(kto, "preference", None) == fitting(STARTER, "messages", None) == {}
+
+
+def test_few_rows_have_a_smaller_batch_and_are_evaluated_within_the_run():
+    few = RunLength(passes=3, steps=6, rows=16)  # two steps a pass, of eight rows
+    assert fitting(STARTER, "messages", few) == {
+        "train.batch_size": 2,
+        "train.warmup_steps": 2,
+        "output.eval_every": 4,
+    }
+    assert fitting(STARTER, "messages", RunLength(passes=3, steps=3000, rows=8000)) == {}

@@ -1,0 +1,114 @@
+"""The page New: three questions, how long, and the Summary. In Chromium, on the real server."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from app.form.settings_form import settings
+from tests.browser.screen import (
+    OPENED_RUN,
+    bar,
+    box,
+    fill,
+    open_other_settings,
+    open_page,
+    press,
+    state,
+)
+from tests.support.browser import WAIT_MILLISECONDS
+from tests.support.sets import BROWSER_FLOWS
+
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+
+@pytest.fixture(scope="module")
+def server(own_server):
+    """With no run yet."""
+    return own_server
+
+
+def job(page):
+    return page.locator(".rs-fit-panel [data-field=job]")
+
+
+def task(page, name):
+    return page.locator(f".rs-choices input[value={name}]")
+
+
+def test_every_setting_is_on_the_page(page):
+    open_other_settings(page)
+    for setting in settings():
+        expect(page.locator(f"#{setting.elem_id}")).to_have_count(1)
+
+
+def test_what_it_learns_follows_the_data_and_can_be_chosen(page, server):
+    page.wait_for_selector(".rs-preview mark")
+    expect(task(page, "answers")).to_be_checked()
+    path = server.folder / "pairs.jsonl"
+    rows = [{"prompt": f"{n}?", "chosen": f"yes {n}", "rejected": f"no {n}"} for n in range(40)]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    fill(page, "data.source", str(path))
+    expect(task(page, "preferences")).to_be_checked()
+    expect(job(page)).to_contain_text(re.compile(r"pairs\.jsonl · 3 passes \(\d+ steps\)"))
+    open_other_settings(page)
+    expect(box(page, "train.objective")).to_have_value("which of two answers is better (DPO)")
+    page.get_by_text("Plain text", exact=True).click()
+    expect(box(page, "train.objective")).to_have_value("answers as they are written (SFT)")
+    expect(box(page, "data.format")).to_have_value("text")
+
+
+def test_adapters_have_a_rate_of_their_own_and_give_it_back(page):
+    open_other_settings(page)
+    fill(page, "train.learning_rate", "2e-5")
+    page.get_by_text("Train an add-on (LoRA)").click()
+    expect(box(page, "train.learning_rate")).to_have_value("0.0002")
+    expect(job(page)).to_contain_text("LoRA, rank")
+    fill(page, "train.learning_rate", "0.0005")
+    page.get_by_text("Train everything").click()
+    expect(box(page, "train.learning_rate")).to_have_value("2e-5")
+    page.get_by_text("Train an add-on (LoRA)").click()
+    expect(box(page, "train.learning_rate")).to_have_value("0.0005")
+
+
+def test_a_model_is_chosen_by_its_card(page):
+    card = page.locator(".rs-models [data-part=models] label").first
+    expect(card).to_contain_text(re.compile("✓ fits · .* RAM"))
+    expect(card).to_contain_text("download")
+    card.click()
+    chosen = card.get_attribute("title")
+    expect(box(page, "model.source")).to_have_value(chosen)
+    expect(card.locator("input")).to_be_checked()
+    expect(box(page, "name")).to_have_value(re.compile("^" + chosen.split("/")[1]))
+
+
+def test_in_a_narrow_window_the_summary_is_a_bar(page):
+    page.set_viewport_size({"width": 390, "height": 844})
+    start, needs = page.locator("#start"), page.locator("[data-need=host]")
+    expect(start).to_be_in_viewport()
+    summary = page.locator(".rs-side").bounding_box()
+    assert summary["height"] < 100 and summary["width"] == 390
+    expect(page.locator(".rs-fit-panel h3")).to_be_in_viewport()
+    expect(needs).to_be_hidden()
+    page.get_by_role("button", name="Details of the Summary").click()
+    expect(needs).to_be_in_viewport()
+    expect(needs).to_contain_text(re.compile("needs .* · .* free"))
+    page.set_viewport_size({"width": 1440, "height": 900})
+
+
+def test_the_example_is_one_click_until_there_is_a_run(page):
+    fill(page, "train.steps", "7")
+    page.get_by_role("button", name="Try the 1-minute example").click()
+    expect(page).to_have_url(OPENED_RUN)
+    expect(bar(page, "name")).to_have_text("Starter")
+    expect(bar(page, "step")).to_contain_text("of 450")
+    press(page, "stop")
+    expect(state(page)).to_have_text("Stopped")
+    open_page(page, "new")
+    expect(page.get_by_role("heading", name="New training")).to_be_visible()
+    expect(page.get_by_role("button", name="Try the 1-minute example")).to_be_hidden()
