@@ -45,7 +45,7 @@ TRAINED, REFUSED = (
     float(re.findall(expression, FAMILIES)[0])
     for expression in (r"\*\*(\d+) families train", r"\*\*(\d+) are refused by name")
 )
-WORDS = {"a": 1, "three": 3, "four": 4, "eight": 8, "ten": 10}
+WORDS = {"a": 1, "three": 3, "four": 4, "eight": 8, "ten": 10, "eleven": 11}
 BOTH_MOMENTS_BYTES = 8  # of an element, in fp32
 DISK_BYTES = disk_rates.DRAINED_BYTES * (1 + disk_bench._ALONE)
 
@@ -106,7 +106,7 @@ STATED: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ),
     ("record.md", r"planned anew with less, at most (\w+) times", (oom_recovery.MOST_ATTEMPTS,)),
     ("architecture.md", r"one of fewer than (\w+) steps, begins", (step_loop.LEAST_STEPS,)),
-    ("runs.md", r"sorted by (\w+) orders", (len(ORDERS),)),
+    ("runs.md", r"sorted by (\w+) columns", (len(ORDERS),)),
     ("trackers.md", r"takes up to (\d+) MiB of RAM", (TRACKERS_BYTES / MIB,)),
     ("trackers.md", r"trackers have (\d+) seconds", (attached.FINISH_SECONDS,)),
     ("trackers.md", r"does not answer for (a) minute", (feed.HANGS_SECONDS / 60,)),

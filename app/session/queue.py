@@ -28,8 +28,8 @@ import msgspec
 from engine import safe_files
 from engine.config.settings import TrainConfig
 from engine.errors import RamstreamError, RunError
-from engine.runs.record.run_folder import lasting_config
-from engine.runs.summaries.names import names_of_runs, own_name
+from engine.runs.record.run_folder import RunFolder, lasting_config
+from engine.runs.summaries.names import names_of_runs, own_name, shown_name
 from engine.safe_files import FileFault
 
 QUEUE_FILE = "queue.json"
@@ -131,6 +131,12 @@ class RunQueue:
         """
         problems = (self._unread, self._unwritten, self._fault)
         return " ".join(problem for problem in problems if problem)
+
+    @property
+    def behind_name(self) -> str:
+        """The name of the run `behind`; empty if there is none."""
+        behind = self.behind
+        return "" if behind is None else shown_name(RunFolder(self._path.parent / behind))
 
     def listed(self) -> list[Queued]:
         """Returns the queued runs in the order in which they start."""

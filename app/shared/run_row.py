@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.labels import STATE_TONES, in_bytes, in_digits, in_time, state_label, state_tone
+from app.labels import STATE_TONES, in_bytes, in_digits, in_share, in_time, state_label, state_tone
 from app.shared.run_bar import actions_in
 from app.verdict.findings import Tone
 from engine.runs.record.before_training import Worse
@@ -98,7 +98,8 @@ def run_row(
 
 def _run_row(run: RunSummary, weights: Weights, scan: RunScan, is_busy: bool) -> dict[str, Any]:
     sparkline = scan.sparkline
-    steps = f"{run.step:,} of {run.total_steps:,}" if run.total_steps else f"{run.step:,}"
+    is_over = run.step >= run.total_steps
+    steps = f"{run.step:,}" if is_over else f"{run.step:,} of {run.total_steps:,}"
     return {
         "id": run.id,
         "name": run.name,
@@ -111,10 +112,12 @@ def _run_row(run: RunSummary, weights: Weights, scan: RunScan, is_busy: bool) ->
         "loss": in_digits(run.loss),
         "curve": [float(f"{loss:.4g}") for loss in sparkline.losses],
         "curve_tone": _curve_tone(scan),
-        "validation": _validation(sparkline),
+        "validation": in_digits(sparkline.validation_loss),
+        "before": _before(sparkline),
         "worse": "" if sparkline.worse is None else _worse(sparkline.worse),
-        "accuracy": f"{sparkline.correct:,} of {sparkline.total:,}" if sparkline.total else "",
+        "accuracy": _answered(sparkline),
         "size": "" if scan.folder_bytes is None else in_bytes(scan.folder_bytes),
+        "bytes": scan.folder_bytes,
         "tags": list(run.tags),
         "model": run.model,
         "data": run.data,
@@ -124,7 +127,6 @@ def _run_row(run: RunSummary, weights: Weights, scan: RunScan, is_busy: bool) ->
         "reason": run.reason.removeprefix(f"{run.path}/"),
         "actions": _row_actions(run, weights, is_busy),
         "begins_anew": weights.saved.newest is None,
-        "export_folder": f"{run.path}/export" if run.export_failed else f"exports/{run.id}",
     }
 
 
@@ -142,14 +144,16 @@ def _curve_tone(scan: RunScan) -> str:
     return scan.alarm or "good"
 
 
-def _validation(sparkline: Sparkline) -> str:
-    """Returns the lowest validation loss, and that before training where that was no higher."""
-    if sparkline.validation_loss is None:
-        return ""
-    lowest = in_digits(sparkline.validation_loss)
-    if sparkline.before is None or sparkline.validation_loss < sparkline.before:
-        return lowest
-    return f"{lowest}, and {in_digits(sparkline.before)} before training"
+def _before(sparkline: Sparkline) -> str:
+    return "" if sparkline.before is None else f"{in_digits(sparkline.before)} before training"
+
+
+def _answered(sparkline: Sparkline) -> dict[str, str]:
+    """Returns the share of validation prompts answered as expected, and how many those are."""
+    if sparkline.accuracy is None:
+        return {"share": "–", "count": "not tested yet"}
+    count = f"{sparkline.correct:,} of {sparkline.total:,} answers right"
+    return {"share": in_share(sparkline.accuracy), "count": count}
 
 
 def _worse(worse: Worse) -> str:

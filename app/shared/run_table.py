@@ -37,17 +37,20 @@ class Asked:
     """State of the runs; an empty text stands for all states."""
     tag: str = ""
     """Tag of the runs; an empty text stands for all runs."""
-    sort: str = "newest"
+    sort: str = "started"
     """Key of `ORDERS`."""
+    turned: bool = False
+    """Whether the order is the other way round."""
+    pinned: tuple[str, ...] = ()
+    """Ids of runs that come first, in this order."""
     limit: int = SHOWN_AT_FIRST
     """Largest number of runs that are shown."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Sorts runs by a number or a text."""
+    """Sorts runs by a number or a text of a column."""
 
-    title: str
     key: Callable[[ListedRun], float | str | None]
     """Value to sort by. Runs for which it is None come last."""
     falls: bool = False
@@ -57,24 +60,24 @@ class Order:
 
 
 ORDERS = {
-    "newest": Order("Newest first", lambda listed: listed.run.created, falls=True),
-    "oldest": Order("Oldest first", lambda listed: listed.run.created),
-    "name": Order("Name", lambda listed: listed.run.name.casefold()),
-    "model": Order("Model", lambda listed: listed.run.model.casefold()),
-    "loss": Order("Lowest loss", lambda listed: listed.run.loss),
-    "validation": Order(
-        "Lowest validation loss", lambda at: at.scan.sparkline.validation_loss, False, True
-    ),
-    "accuracy": Order("Highest accuracy", lambda at: at.scan.sparkline.accuracy, True, True),
-    "steps": Order("Most steps", lambda listed: listed.run.step, falls=True),
-    "longest": Order("Longest at work", lambda listed: listed.run.seconds, falls=True),
-    "largest": Order("Largest on the disk", lambda at: at.scan.folder_bytes, True, True),
+    "started": Order(lambda listed: listed.run.created, falls=True),
+    "name": Order(lambda listed: listed.run.name.casefold()),
+    "state": Order(lambda listed: state_label(listed.run.state, listed.run.export_failed)),
+    "model": Order(lambda listed: listed.run.model.casefold()),
+    "data": Order(lambda listed: listed.run.data.casefold()),
+    "loss": Order(lambda listed: listed.run.loss),
+    "validation": Order(lambda at: at.scan.sparkline.validation_loss, False, True),
+    "accuracy": Order(lambda at: at.scan.sparkline.accuracy, True, True),
+    "steps": Order(lambda listed: listed.run.step, falls=True),
+    "time": Order(lambda listed: listed.run.seconds, falls=True),
+    "size": Order(lambda at: at.scan.folder_bytes, True, True),
 }
+"""The columns of the list by which it can be sorted."""
 
 
 def found_runs(runs: Sequence[ListedRun], asked: Asked) -> list[ListedRun]:
-    """Returns the runs that are asked for, in order. `runs` come with the newest first, and runs
-    that are equal keep their order. The limit is not applied.
+    """Returns the runs that are asked for, in order, the pinned ones first. `runs` come with the
+    newest first, and runs that are equal keep their order. The limit is not applied.
     """
     parts = asked.search.casefold().split()
     found = [
@@ -84,7 +87,9 @@ def found_runs(runs: Sequence[ListedRun], asked: Asked) -> list[ListedRun]:
         and (not asked.tag or asked.tag in listed.run.tags)
         and _has_all(listed.run, parts)
     ]
-    return _sorted(found, ORDERS.get(asked.sort, ORDERS["newest"]))
+    found = _sorted(found, ORDERS[asked.sort], asked.turned)
+    places = {run_id: place for place, run_id in enumerate(asked.pinned)}
+    return sorted(found, key=lambda listed: places.get(listed.run.id, len(places)))
 
 
 def _has_all(run: RunSummary, words: Sequence[str]) -> bool:
@@ -95,7 +100,7 @@ def _has_all(run: RunSummary, words: Sequence[str]) -> bool:
     return all(word in text for word in words)
 
 
-def _sorted(runs: Sequence[ListedRun], order: Order) -> list[ListedRun]:
+def _sorted(runs: Sequence[ListedRun], order: Order, turned: bool) -> list[ListedRun]:
     known: list[tuple[Any, ListedRun]] = []
     unknown: list[ListedRun] = []
     for listed in runs:
@@ -104,14 +109,12 @@ def _sorted(runs: Sequence[ListedRun], order: Order) -> list[ListedRun]:
             unknown.append(listed)
         else:
             known.append((value, listed))
-    known.sort(key=lambda pair: pair[0], reverse=order.falls)
+    known.sort(key=lambda pair: pair[0], reverse=order.falls != turned)
     return [listed for _, listed in known] + unknown
 
 
 def choices(runs: Sequence[ListedRun]) -> dict[str, Any]:
-    """Returns the `states` and `tags` that occur, each with its number of runs, and all `orders`
-    that can be asked for.
-    """
+    """Returns the `states` and `tags` that occur, each with its number of runs."""
     states = Counter(listed.run.state for listed in runs)
     tags = Counter(tag for listed in runs for tag in listed.run.tags)
     return {
@@ -124,5 +127,4 @@ def choices(runs: Sequence[ListedRun]) -> dict[str, Any]:
             {"value": tag, "label": f"{tag} ({count:,})"}
             for tag, count in sorted(tags.items(), key=lambda pair: pair[0].casefold())
         ],
-        "orders": [{"value": name, "label": order.title} for name, order in ORDERS.items()],
     }

@@ -108,11 +108,9 @@ def row_of(page: Page, run_id: str):
 
 
 def more_of(page: Page, run_id: str):
-    """The row of a run in Runs, with all its actions shown."""
-    row = row_of(page, run_id)
-    if row.locator("details").get_attribute("open") is None:
-        row.locator("summary").click()
-    return row
+    """The menu of a run in Runs, which is open."""
+    row_of(page, run_id).locator("[data-act=more]").click()
+    return page.locator(".rs-runs .rs-menu:popover-open")
 
 
 # ---------------------------------------------------------------- the form

@@ -147,7 +147,7 @@ def test_a_run_is_made_by_keyboard_alone(context, server):
     expect(row_of(page, run_id)).to_be_visible()
     go(page, f"tr[data-run='{run_id}'] [data-act=more]")
     press("Enter")
-    go(page, f"tr[data-run='{run_id}'] [data-act=details]")
+    go(page, ".rs-menu [data-act=details]")
     press("Enter")
     expect(page.locator("pre[data-field=config]")).to_contain_text("max_seq_len")
     expect(page.locator(view_link("settings"))).to_have_attribute("aria-current", "page")

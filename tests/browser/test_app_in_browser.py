@@ -93,7 +93,7 @@ def test_the_whole_job(page, context, server):
 
     # Export; the folder loads in transformers and answers as the app's own sampling does.
     open_page(page, "runs")
-    more_of(page, run_id).get_by_role("button", name="Export").click()
+    more_of(page, run_id).get_by_role("menuitem", name="Export").click()
     page.locator("[data-part=export] input").fill("exported")
     page.locator("[data-part=export] form button.rs-primary").click()
     text = f"Exported the model of step 60 (the best weights) to {server.folder / 'exported'}."
@@ -144,9 +144,9 @@ def test_a_run_is_deleted_only_after_a_question(page, server):
     expect(state(page)).to_have_text("Finished")
     open_page(page, "runs")
     row = row_of(page, run_id)
-    for answer, there in (("Keep it", 1), ("Delete", 0)):
-        more_of(page, run_id).get_by_role("button", name="Delete").click()
-        expect(page.locator(".rs-runs dialog")).to_contain_text(f"Unwanted · {run_id}")
+    for answer, there in (("Cancel", 1), ("Delete", 0)):
+        more_of(page, run_id).get_by_role("menuitem", name="Delete").click()
+        expect(page.locator(".rs-runs dialog")).to_contain_text("Unwanted")
         page.locator(".rs-runs dialog").get_by_role("button", name=answer).click()
         expect(row).to_have_count(there)
         assert (server.runs / run_id).exists() == bool(there)

@@ -79,12 +79,53 @@ def test_runs_are_searched_for_filtered_and_sorted(runs_page, three):
     expect(shown_rows(page)).to_have_count(1)
     expect(row_of(page, three[1].id)).to_be_visible()
     filtered(page, "state").select_option("")
-    filtered(page, "sort").select_option("steps")
-    expect(shown_rows(page).first).to_have_attribute("data-run", three[1].id)
-    filtered(page, "sort").select_option("name")
+    by_name = page.locator("th[data-column=name]")
+    by_name.get_by_role("button").click()
+    expect(by_name).to_have_attribute("aria-sort", "ascending")
     expect(shown_rows(page).first).to_have_attribute("data-run", three[1].id)
     expect(shown_rows(page).last).to_have_attribute("data-run", three[2].id)
-    filtered(page, "sort").select_option("newest")
+    by_name.get_by_role("button").click()
+    expect(by_name).to_have_attribute("aria-sort", "descending")
+    expect(shown_rows(page).first).to_have_attribute("data-run", three[2].id)
+
+
+def test_columns_pins_and_a_baseline_are_chosen_and_kept(runs_page, three):
+    page = runs_page
+    size = page.locator("th[data-column=size]")
+    expect(size).to_have_count(0)
+    page.get_by_role("button", name="Columns").click()
+    page.get_by_role("checkbox", name="Disk").check()
+    page.get_by_role("checkbox", name="Data").uncheck()
+    page.keyboard.press("Escape")
+    expect(size).to_be_visible()
+    expect(row_of(page, three[0].id).locator("[data-column=size]")).to_contain_text("KiB")
+    more_of(page, three[0].id).get_by_role("menuitem", name="Pin to the top").click()
+    expect(shown_rows(page).first).to_have_attribute("data-run", three[0].id)
+    more_of(page, three[1].id).get_by_role("menuitem", name="Set as baseline").click()
+    expect(row_of(page, three[1].id)).to_contain_text("baseline")
+    page.reload()
+    expect(size).to_be_visible()
+    expect(page.locator("th[data-column=data]")).to_have_count(0)
+    expect(shown_rows(page).first).to_have_attribute("data-run", three[0].id)
+    # One run is compared with the baseline; the other's figures are differences to it.
+    row_of(page, three[0].id).get_by_role("checkbox").check()
+    page.get_by_role("button", name="Compare 2").click()
+    figures = page.locator("[data-part=compare-figures]")
+    expect(figures.locator("thead th").first).to_contain_text("baseline")
+    expect(figures.locator("tbody tr").first.locator("td small")).to_have_text(re.compile(" %"))
+
+
+def test_a_run_that_a_search_hides_is_no_longer_selected(runs_page, three):
+    page = runs_page
+    for folder in three[:2]:
+        row_of(page, folder.id).get_by_role("checkbox").check()
+    expect(page.locator("[data-part=delete-open]")).to_have_text("Delete 2…")
+    filtered(page, "search").fill("kitchen")
+    expect(shown_rows(page)).to_have_count(1)
+    expect(page.locator("[data-part=delete-open]")).to_be_disabled()
+    filtered(page, "search").fill("")
+    expect(shown_rows(page)).to_have_count(3)
+    expect(page.locator("[data-part=rows] input:checked")).to_have_count(0)
 
 
 def test_a_folder_without_runs_says_so_once_and_leads_to_the_first(blank, server):
@@ -100,18 +141,18 @@ def test_a_folder_without_runs_says_so_once_and_leads_to_the_first(blank, server
     expect(blank).to_have_url(re.compile("show=new"))
 
 
-def test_a_row_has_its_curve_its_validation_loss_and_its_size_and_opens_the_run(runs_page, three):
+def test_a_row_has_its_curve_and_its_validation_loss_and_opens_the_run(runs_page, three):
     row = row_of(runs_page, three[0].id)
     expect(row.locator("svg polyline")).to_be_attached()
-    expect(row.locator(".rs-number")).to_contain_text("validation")
-    expect(row).to_contain_text("KiB")
-    row.locator(".rs-spark").click()  # a row opens its run wherever it is clicked
+    expect(row.locator("[data-column=validation]")).to_have_text(re.compile(r"[0-9]"))
+    assert row.bounding_box()["height"] < 50, "a line a run"
+    row.locator("[data-column=curve]").click()  # a row opens its run wherever it is clicked
     expect(runs_page).to_have_url(re.compile(f"run={three[0].id}"))
 
 
 def test_tags_are_written_in_settings_and_found_in_the_list(runs_page, three):
     page = runs_page
-    more_of(page, three[0].id).get_by_role("button", name="Settings").click()
+    more_of(page, three[0].id).get_by_role("menuitem", name="Settings").click()
     view = page.locator(".rs-settings-view")
     view.get_by_label("Tags").fill("law, baseline ,law")
     view.get_by_role("button", name="Save name, note and tags").click()
@@ -129,9 +170,9 @@ def test_a_stopped_run_waits_in_the_queue_while_another_goes_on(runs_page, serve
     going = recorded_run(server, 20, "Elsewhere", total=90, ended=None)
     with going.lock():
         row = row_of(page, stopped.id)
-        row.get_by_role("button", name="Queue its resume").click()
+        row.get_by_role("button", name="Add to queue").click()
         waiting = page.locator("[data-part=queue-rows] li")
-        expect(waiting).to_contain_text(f"resumes {stopped.id}")
+        expect(waiting).to_contain_text("resumes")
         waiting.get_by_role("button", name="Remove").click()
         expect(waiting).to_have_count(0)
     expect(row_of(page, stopped.id).get_by_role("button", name="Resume")).to_be_visible()
@@ -141,12 +182,14 @@ def test_several_runs_are_deleted_together_once_their_names_were_read(runs_page,
     page = runs_page
     doomed = [recorded_run(server, 12, f"Doomed {number}") for number in (1, 2)]
     for folder in doomed:
+        expect(row_of(page, folder.id).locator("polyline")).to_be_attached()  # its size is known
         row_of(page, folder.id).get_by_role("checkbox").check()
     page.locator("[data-part=delete-open]").click()
     dialog = page.locator("dialog[data-part=delete]")
     expect(dialog).to_contain_text("2 runs")
     for folder in doomed:
-        expect(dialog).to_contain_text(folder.id)
+        expect(dialog.locator(f"li[title='{folder.id}']")).to_contain_text("KiB")
+    expect(dialog).to_contain_text(re.compile(r"checkpoints \([\d.]+ KiB\) are deleted"))
     page.keyboard.press("Escape")
     assert all(folder.path.exists() for folder in doomed)
     page.locator("[data-part=delete-open]").click()

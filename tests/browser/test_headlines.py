@@ -20,6 +20,7 @@ from tests.browser.screen import (
     OPENED_RUN,
     address,
     fill,
+    more_of,
     open_other_settings,
     open_page,
     open_run,
@@ -99,9 +100,12 @@ def test_the_headline_of_a_failed_run_is_why_it_failed_and_nothing_is_promised(
     expect(buttons).to_have_count(0)
     open_page(page, "runs")
     row = row_of(page, made.id)
-    expect(row.locator("[data-act=details]")).to_have_count(1)
+    expect(row.locator("[data-act=resume]")).to_have_count(0)
+    menu = more_of(page, made.id)
+    expect(menu.locator("[data-act=details]")).to_have_count(1)
     for act in ("resume", "queue", "export"):
-        expect(row.locator(f"[data-act={act}]")).to_have_count(0)
+        expect(menu.locator(f"[data-act={act}]")).to_have_count(0)
+    page.keyboard.press("Escape")
 
     # What is offered works: once the file is mended, a new run goes from the first step.
     rows = (ROOT / "assets/starter.jsonl").read_text().splitlines(keepends=True)[:40]

@@ -165,7 +165,7 @@ def test_names_never_become_markup(page, context, server):
     expect(page.locator("[data-part=compare-runs] li")).to_have_count(2)
     hover_until_labeled(page, page.locator("[data-compare=loss]"))
     expect(page.locator("[data-compare=loss] .hoverlayer")).to_contain_text("<img src=x")
-    more_of(page, two.id).get_by_role("button", name="Delete").click()
+    more_of(page, two.id).get_by_role("menuitem", name="Delete").click()
     expect(page.locator("dialog[data-part=delete]")).to_contain_text("<img src=x")
     page.keyboard.press("Escape")
     clean(page)
@@ -176,7 +176,7 @@ def test_names_never_become_markup(page, context, server):
     expect(page.locator(".rs-chat [data-field=about]")).to_contain_text("<img src=x")
     clean(page)
     open_page(page, "runs")
-    more_of(page, one.id).get_by_role("button", name="New run from this one").click()
+    more_of(page, one.id).get_by_role("menuitem", name="Duplicate").click()
     expect(page).to_have_url(NEW_FORM)  # the form of the page before has the same values
     expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value(HOSTILE)
     expect(page.locator(".rs-fit-panel")).to_contain_text("<img src=x")

@@ -82,7 +82,7 @@ def test_nothing_can_be_exported_or_pushed_before_the_page_knows_of_which_run(
 def test_an_export_is_cancelled_where_it_was_started_and_from_another_page(context, server, run_id):
     page, target = context.new_page(), server.folder / "new" / "model"
     page.goto(f"{server.address}/?show=runs")
-    more_of(page, run_id).get_by_role("button", name="Export").click()
+    more_of(page, run_id).get_by_role("menuitem", name="Export").click()
     card = page.locator("[data-part=export]")
     card.get_by_label("Folder on this machine").fill(str(target))
     card.get_by_role("button", name="Export", exact=True).click()

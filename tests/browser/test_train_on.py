@@ -1,4 +1,4 @@
-"""Train on, in Chromium: a run's weights are where a new run begins."""
+"""Continue training from here, in Chromium: a run's weights are where a new run begins."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_new_run_begins_from_the_weights_of_the_one_before(page, server):
     first_id = start_short_run(page, "Taught", steps=STEPS)
     expect(state(page)).to_have_text("Finished")
     open_page(page, "runs")
-    more_of(page, first_id).get_by_role("button", name="Train on").click()
+    more_of(page, first_id).get_by_role("menuitem", name="Continue training").click()
     expect(page).to_have_url(NEW_FORM)
     first = open_run(server.runs, first_id)
     page.wait_for_selector("#start:not([disabled])")

@@ -105,7 +105,7 @@ def test_a_run_that_made_its_model_worse_is_red_everywhere(context, server):
         re.compile(r"^Worse than before training: validation loss 6\.07.* → ")
     )
     stroke = "node => getComputedStyle(node).stroke"
-    assert row.locator(".rs-spark polyline").evaluate(stroke) == RED
+    assert row.locator("td[data-column=curve] polyline").evaluate(stroke) == RED
     expect(row.locator(".rs-state")).to_have_attribute("data-tone", "bad")
     expect(page.locator(".rs-nav + * a[data-run], a[data-run]").first).to_have_attribute(
         "data-tone", "bad"

@@ -1,10 +1,11 @@
 // The files of a person below the data source: what is uploaded, by a button or by dropping, what
 // was uploaded before, and the folders of the server that may be browsed.
 
+import { inBytes } from "../../shared/bytes.js";
 import { el, field, isShown, send } from "../../shared/dom.js";
 import { give } from "./changes.js";
 import { FolderPicker } from "./folder_picker.js";
-import { inBytes, sendFile } from "./send_file.js";
+import { sendFile } from "./send_file.js";
 
 export class DataFiles {
     constructor(place) {

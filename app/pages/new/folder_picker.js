@@ -1,7 +1,7 @@
 // Browses the folders that the command line names, to choose a file or a folder as the data.
 
+import { inBytes } from "../../shared/bytes.js";
 import { el, field, send } from "../../shared/dom.js";
-import { inBytes } from "./send_file.js";
 
 export class FolderPicker {
     // choose: is called with the path of a file or of a folder.

@@ -2,19 +2,7 @@
 
 import { send } from "../../shared/dom.js";
 
-const UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB"];
 const BROKEN = "The upload broke off: the server does not answer. Upload the file again.";
-
-// A number of bytes with its unit, as in 1.5 GiB or 312 bytes.
-export function inBytes(count) {
-    let place = 0;
-    let left = count;
-    while (left >= 1024 && place < UNITS.length - 1) {
-        left /= 1024;
-        place += 1;
-    }
-    return `${place && left < 100 ? left.toFixed(1) : Math.round(left)} ${UNITS[place]}`;
-}
 
 // Returns the upload, as the server stored it. `signal` cancels it; `progress` is called with the
 // bytes that were sent. Throws an error whose message is a sentence for the page.

@@ -9,14 +9,16 @@ export const LEAST = 2,
 const AGAIN = 4000; // ms between reads of runs that are active
 
 export class Comparison {
-    // changed(ids) is called when the set of compared runs has changed.
-    constructor(root, card, changed) {
+    // changed(ids) is called when the set of compared runs has changed. baseline: the id of the run
+    // that others are compared with, or an empty text.
+    constructor(root, card, changed, baseline) {
         this.root = root;
+        this.baseline = baseline;
         this.card = card;
         this.changed = changed;
         this.ids = [];
         this.axis = "step";
-        this.isLog = false; // of the loss
+        this.isLog = true; // of the loss
         this.turn = 0; // counts requests; only the newest one counts
         this.readAt = Number.NEGATIVE_INFINITY;
         const nodes = [...card.querySelectorAll("[data-compare]")];
@@ -33,6 +35,11 @@ export class Comparison {
         }
         this.part("compare-log").addEventListener("click", () => this.toggleLog());
         this.part("compare-close").addEventListener("click", () => this.close());
+    }
+
+    setBaseline(baseline) {
+        this.baseline = baseline;
+        if (this.ids.length) this.read();
     }
 
     part(name) {
@@ -99,6 +106,11 @@ export class Comparison {
         history.replaceState(null, "", address);
     }
 
+    query() {
+        const baseline = encodeURIComponent(this.baseline);
+        return `runs=${this.listed()}&axis=${this.axis}&baseline=${baseline}`;
+    }
+
     listed() {
         return this.ids.map(encodeURIComponent).join(",");
     }
@@ -140,7 +152,7 @@ export class Comparison {
         this.readAt = performance.now();
         let answer;
         try {
-            answer = await send(`/api/compare?runs=${this.listed()}&axis=${this.axis}`);
+            answer = await send(`/api/compare?${this.query()}`);
         } catch (error) {
             if (turn !== this.turn) return;
             field(this.card, "compare-problem").textContent = error.message;
@@ -159,8 +171,8 @@ export class Comparison {
         this.showTable("compare-settings", answer.runs, answer.settings);
         this.part("compare-settings").hidden = !answer.settings.length;
         field(this.card, "compare-same").textContent = answer.settings.length
-            ? "All other settings are the same."
-            : "None: all settings of these runs are the same.";
+            ? ""
+            : "None. All settings of these runs are the same.";
         field(this.card, "compare-caution").textContent = answer.caution;
         for (const [name, figure] of Object.entries(answer.figures)) {
             this.charts.node(name).closest("figure").hidden = Boolean(figure.is_absent);
@@ -184,7 +196,10 @@ export class Comparison {
 
     showTable(name, runs, rows) {
         const table = this.part(name);
-        const heads = runs.map((run) => el("th", { scope: "col" }, swatch(run.color), run.name));
+        const heads = runs.map(({ color, name: run, is_baseline: isBaseline }) => {
+            const mark = isBaseline ? el("small", {}, "baseline") : "";
+            return el("th", { scope: "col" }, swatch(color), run, mark);
+        });
         table.querySelector("thead").replaceChildren(el("tr", {}, el("td"), ...heads));
         table.querySelector("tbody").replaceChildren(...rows.map(tableRow));
     }
@@ -202,13 +217,15 @@ function aboutUnread(names) {
     return `${settings}, so they are left out of the difference.`;
 }
 
-function tableRow({ name, texts, best }) {
+function tableRow({ name, title, texts, best, changes }) {
     const cells = texts.map((text, index) => {
-        if (!best?.includes(index)) return el("td", {}, text);
+        const change = changes?.[index] ? el("small", {}, changes[index]) : "";
+        if (!best?.includes(index)) return el("td", {}, text, change);
         // A screen reader would not convey a color alone.
-        return el("td", { class: "rs-best" }, text, el("span", { class: "rs-hidden" }, " (best)"));
+        const aside = el("span", { class: "rs-hidden" }, " (best)");
+        return el("td", { class: "rs-best" }, text, aside, change);
     });
-    return el("tr", {}, el("th", { scope: "row" }, name), ...cells);
+    return el("tr", {}, el("th", { scope: "row", title }, name), ...cells);
 }
 
 function swatch(color) {

@@ -34,9 +34,13 @@ class Records:
         self._kept: OrderedDict[str, _Fold] = OrderedDict()
 
     def compare(
-        self, folders: Sequence[RunFolder], axis: Axis, is_running: Callable[[RunFolder], bool]
+        self,
+        folders: Sequence[RunFolder],
+        axis: Axis,
+        is_running: Callable[[RunFolder], bool],
+        baseline: str = "",
     ) -> dict[str, Any]:
-        """Returns the comparison of these runs.
+        """Returns the comparison of these runs; `baseline` is the id of one of them.
 
         Raises RunError if there are too few or too many runs, or if a record cannot be read.
         """
@@ -47,7 +51,7 @@ class Records:
             )
         with self._lock:  # a snapshot must not change while figures are made from it
             compared = [self._compared(folder, is_running(folder)) for folder in folders]
-            return comparison(compared, axis)
+            return comparison(compared, axis, baseline)
 
     def _compared(self, folder: RunFolder, running: bool) -> Compared:
         snapshot = self._snapshot(folder)

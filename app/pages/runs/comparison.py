@@ -38,8 +38,7 @@ from engine.runs.record.snapshot import RunSnapshot
 COLORS = (BLUE, AMBER, GREEN, VIOLET, PINK, TEAL)
 CURVE_POINTS = 500
 OTHER_DATA = (
-    "The data of these runs differ, or are not known, so no loss and no share of answers is called "
-    "the best."
+    "The data of these runs differ or are unknown, so no loss or share of answers is marked best."
 )
 NAME_SHOWN = 48
 """Number of characters of a run's name in the label of a curve; the table next to it shows the
@@ -61,18 +60,21 @@ class Compared:
     """Settings by dotted name; empty if the configuration cannot be read."""
 
 
-def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
+def comparison(runs: Sequence[Compared], axis: Axis, baseline: str = "") -> dict[str, Any]:
     """Returns the `runs` (id, name, color, state), `figures` by name, a sentence on each figure
     (`caption`), `rows` of key figures, the `settings` that differ, as text, and a `caution` for
-    runs that cannot be ranked.
+    runs that cannot be ranked. `baseline` is the id of the run that others are compared with.
     """
+    ids = [run.id for run in runs]
+    base = ids.index(baseline) if baseline in ids else None
     names = distinct_names([(run.name, run.snapshot.started_time or 0.0) for run in runs])
     settings = [run.settings for run in runs]
     same_data = is_same_data(settings)
-    rows = key_figures([run.snapshot for run in runs], same_data)
+    rows = key_figures([run.snapshot for run in runs], same_data, base)
     shown = [
         {
             "id": run.id,
+            "is_baseline": run.id == baseline,
             "name": name,
             "color": color,
             "word": state_label(run.state, run.snapshot.export_failed),
@@ -134,7 +136,7 @@ def rate_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> F
         steps = run.snapshot.steps
         rates = np.asarray(steps.learning_rate, dtype=float)
         data.append(_curve(name, _x(run, steps, axis), rates, color))
-    return _figure(data, axis, {"yaxis": _y("learning rate") | {"tickformat": ".2~e"}})
+    return _figure(data, axis, {"yaxis": _y("learning rate") | {"tickformat": ".3~g"}})
 
 
 def throughput_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> Figure:

@@ -1,5 +1,7 @@
-// Asks before runs are deleted: it names each with its id, its date and its size.
+// Asks before runs are deleted: it names each with its date and its size, and says how much is
+// freed.
 
+import { inBytes } from "../../shared/bytes.js";
 import { el, field, send } from "../../shared/dom.js";
 
 const NAMED = 12; // number of runs that the dialog names, at most
@@ -17,7 +19,8 @@ export class Deletion {
         const { dialog } = this;
         const one = runs.length === 1;
         field(this.root, "delete-name").textContent = one ? runs[0].name : `${runs.length} runs`;
-        const named = runs.slice(0, NAMED).map((run) => el("li", {}, about(run)));
+        field(this.root, "delete-size").textContent = sizeOf(runs);
+        const named = runs.slice(0, NAMED).map((run) => el("li", { title: run.id }, ...about(run)));
         if (runs.length > NAMED) named.push(el("li", {}, `and ${runs.length - NAMED} more`));
         dialog.querySelector('[data-part="delete-runs"]').replaceChildren(...named);
         dialog.returnValue = "keep";
@@ -48,5 +51,14 @@ export class Deletion {
 
 function about(run) {
     const date = new Date(run.created * 1000).toLocaleDateString([], { dateStyle: "medium" });
-    return [run.name, run.id, date, run.size].filter(Boolean).join(" · ");
+    const facts = [date, run.size].filter(Boolean).join(" · ");
+    return [el("strong", {}, run.name), ` ${facts}`];
+}
+
+// The bytes of folders that were not measured yet are not known.
+function sizeOf(runs) {
+    const known = runs.map(({ bytes }) => bytes).filter((bytes) => bytes !== null);
+    if (!known.length) return "";
+    const least = known.length < runs.length ? "at least " : "";
+    return ` (${least}${inBytes(known.reduce((sum, bytes) => sum + bytes, 0))})`;
 }

@@ -52,12 +52,38 @@ class KeyFigure:
             best = [index for index, text in enumerate(texts) if text == wanted]
         return {"name": self.name, "texts": texts, "best": best}
 
+    def changes(self, runs: Sequence[RunSnapshot], baseline: int) -> list[str]:
+        """Returns how much each run's number differs from that of the baseline, as in +12 %; an
+        empty text for the baseline itself, and where either is not known or the baseline's is 0.
+        """
+        values = [self.read(run) for run in runs]
+        changes = [_change(value, values[baseline]) for value in values]
+        changes[baseline] = ""
+        return changes
 
-def key_figures(runs: Sequence[RunSnapshot], same_data: bool) -> list[dict[str, Any]]:
-    """Returns one row for each key figure. Without the `same_data`, no loss or share of answers is
-    called the best.
+
+def _change(value: float | None, base: float | None) -> str:
+    if value is None or not base:
+        return ""
+    share = value / base - 1
+    if abs(share) < 0.0005:
+        return "±0 %"
+    digits = 1 if abs(share) < 0.0995 else 0
+    return f"{'+' if share > 0 else '−'}{100 * abs(share):,.{digits}f} %"
+
+
+def key_figures(
+    runs: Sequence[RunSnapshot], same_data: bool, baseline: int | None = None
+) -> list[dict[str, Any]]:
+    """Returns one row for each key figure that a run has, with the `changes` against the run number
+    `baseline`, if there is one. Without the `same_data`, no loss or share of answers is called the
+    best.
     """
-    return [figure.row(runs, same_data) for figure in KEY_FIGURES]
+    rows = []
+    for figure in KEY_FIGURES:
+        changes = [""] * len(runs) if baseline is None else figure.changes(runs, baseline)
+        rows.append(figure.row(runs, same_data) | {"changes": changes})
+    return [row for row in rows if set(row["texts"]) != {"–"}]
 
 
 def _of_data(settings: dict[str, Any]) -> dict[str, Any]:
@@ -120,13 +146,13 @@ def _tokens(snapshot: RunSnapshot) -> float | None:
     return float(sum(steps.tokens)) if steps.count == len(steps) else None
 
 
-FINAL_LOSS = "Final loss (mean of the last steps)"
+FINAL_LOSS = "Training loss, last (smoothed)"
 LAST_VALIDATION = "Validation loss, last"
 LOWEST = "Validation loss, lowest"
-ANSWERED = "Validation prompts answered exactly, last"
+ANSWERED = "Answers right, last"
 RATE = "Learning rate, highest"
-THROUGHPUT = "Tokens per second (median)"
-HOST_MEMORY = "Host memory, peak"
+THROUGHPUT = "Tokens per second"
+HOST_MEMORY = "RAM, peak"
 GPU_MEMORY = "GPU memory, peak"
 KEY_FIGURES = (
     KeyFigure("Steps", lambda run: float(run.step), lambda value: f"{value:,.0f}", ""),
@@ -138,14 +164,12 @@ KEY_FIGURES = (
     KeyFigure(ANSWERED, _answered, in_share, "most", is_of_data=True),
     KeyFigure(RATE, lambda run: _most(run.steps.learning_rate), in_digits, ""),
     KeyFigure(THROUGHPUT, lambda run: _median(run.steps.tokens_per_second), in_count, "most"),
-    KeyFigure(
-        "Time of a step (median)", lambda run: _median(run.steps.seconds), in_step_time, "least"
-    ),
-    KeyFigure("TFLOPS (median)", lambda run: _median(run.steps.tflops), in_digits, "most"),
+    KeyFigure("Time of a step", lambda run: _median(run.steps.seconds), in_step_time, "least"),
+    KeyFigure("TFLOPS", lambda run: _median(run.steps.tflops), in_digits, "most"),
     KeyFigure(HOST_MEMORY, lambda run: _most(run.memory.host_rss), in_bytes, "least"),
     KeyFigure(GPU_MEMORY, lambda run: _most(run.memory.gpu_peak), in_bytes, "least"),
     KeyFigure("Tokens trained on", _tokens, in_count, ""),
-    KeyFigure("Time at work", lambda run: run.seconds, in_time, ""),
+    KeyFigure("Time", lambda run: run.seconds, in_time, ""),
 )
 SUMMARIZED = {
     "loss": (FINAL_LOSS, LAST_VALIDATION),
@@ -164,11 +188,8 @@ def summaries(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> dict[str,
     texts = {row["name"]: row["texts"] for row in rows}
     captions = {}
     for figure, wanted in SUMMARIZED.items():
-        sentences = [
-            _key_figure_text(name, names, texts[name])
-            for name in wanted
-            if set(texts[name]) != {"–"}
-        ]
+        known = [name for name in wanted if set(texts.get(name, ["–"])) != {"–"}]
+        sentences = [_key_figure_text(name, names, texts[name]) for name in known]
         captions[figure] = " ".join(sentences) or NOTHING_YET
     return captions
 

@@ -31,6 +31,9 @@ def list_routes(session: Session) -> list[Route]:
     ]
 
 
+MOST_PINNED = 100
+
+
 class _ListAnswers:
     """Answers requests about the runs of one session. All file reads happen in threads."""
 
@@ -73,5 +76,7 @@ def _asked(request: Request) -> Asked:
         state=given.get("state", ""),
         tag=given.get("tag", ""),
         sort=sort if sort in ORDERS else Asked.sort,
+        turned=given.get("turned") == "true",
+        pinned=tuple(filter(None, given.get("pinned", "").split(",")))[:MOST_PINNED],
         limit=min(MOST_SHOWN, count_of(given.get("limit", "")) or SHOWN_AT_FIRST),
     )

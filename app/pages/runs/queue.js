@@ -49,10 +49,10 @@ export class QueueList {
                 label,
             );
         const problem = row.problem
-            ? el("small", { class: "rs-error" }, `It was not started: ${row.problem}`)
+            ? el("small", { class: "rs-error" }, `Not started: ${row.problem}`)
             : null;
-        const resumes = row.resumes ? `resumes ${row.resumes} · ` : "";
-        const about = el("small", {}, `${resumes}${row.model} · ${row.data}`);
+        const resumes = row.resumes ? "resumes · " : "";
+        const about = el("small", { title: row.resumes }, `${resumes}${row.model} · ${row.data}`);
         const differs = row.differs
             ? el("small", { class: "rs-queue-differs" }, row.differs)
             : null;
@@ -72,13 +72,17 @@ export class QueueList {
         const box = el("input", {
             type: "checkbox",
             "data-queued": `${row.id} detached`,
-            "aria-label": `Run detached: ${row.name}`,
+            "aria-label": `Keep training if I close Ramstream: ${row.name}`,
             change: ({ target }) =>
                 this.change(target, `${row.id}/detached`, { detached: target.checked }),
         });
         box.checked = row.detached;
-        const title = "In a process of its own, which goes on when Ramstream itself is closed";
-        return el("label", { class: "rs-queue-detached", title }, box, "Run detached");
+        return el(
+            "label",
+            { class: "rs-queue-detached" },
+            box,
+            "Keep training if I close Ramstream",
+        );
     }
 
     async change(button, what, body = {}) {

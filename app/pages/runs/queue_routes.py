@@ -77,6 +77,6 @@ def queue_rows(queue: RunQueue) -> dict[str, Any]:
     return {
         "rows": rows,
         "held": queue.is_held,
-        "behind": queue.behind or "",
+        "behind": queue.behind_name,
         "problem": queue.problem,
     }

@@ -7,31 +7,51 @@ const WIDTH = 96,
     HEIGHT = 30,
     EDGE = 2;
 
-const ABOUT_QUEUE = "It is resumed when the runs before it have ended";
+const LABELS = {
+    resume: "Resume",
+    queue: "Add to queue",
+    chat: "Chat",
+    details: "Settings",
+    draft: "Duplicate",
+    "train-on": "Continue training from here",
+    export: "Export",
+    pin: "Pin to the top",
+    baseline: "Set as baseline",
+    delete: "Delete…",
+};
+const FIRST = ["resume", "queue", "chat"]; // the first of these that is possible has a button
 
-// Returns the node of a row. `works` are functions of the run and the pressed button by the name of
-// the action; `tick` is the run's box.
-export function rowOf(run, works, tick) {
-    const state = el(
-        "span",
-        { class: "rs-state", "data-tone": run.tone, title: run.reason },
-        run.word,
-    );
+const cells = {
+    name: nameCell,
+    state: stateCell,
+    curve: (run) => [curve(run)],
+    validation: (run) => [run.validation, run.before],
+    accuracy: ({ accuracy }) => [accuracy.share, accuracy.count],
+    loss: (run) => [run.loss],
+    steps: (run) => [run.steps],
+    model: (run) => [shortened(run.model), run.model],
+    data: (run) => [shortened(run.data), run.data],
+    time: (run) => [run.at_work],
+    size: (run) => [run.size || "–"],
+    note: (run) => [run.note, run.note],
+    started: (run) => [started(run.created), moment(run.created)],
+};
+
+// Returns the node of a row with the `columns`. `works` are functions of the run and the pressed
+// button by the name of the action; `tick` is the run's box; `marks` say whether it is pinned, or
+// the baseline; openMenu(button) opens its other actions.
+export function rowOf(run, { columns, works, tick, marks, openMenu }) {
     const row = el(
         "tr",
-        { "data-run": run.id },
-        el("td", { class: "rs-pick" }, tick, state),
-        nameCell(run, works),
-        el("td", { class: "rs-spark", "data-tone": run.curve_tone }, curve(run)),
-        lossCell(run),
-        el("td", {}, run.model, el("small", {}, run.data)),
-        timeCell(run),
-        el("td", { class: "rs-row-actions" }, actions(run, works)),
+        { "data-run": run.id, class: marks.isPinned ? "rs-pinned" : "" },
+        el("td", { "data-column": "pick" }, tick),
+        ...columns.map((column) => cellOf(column, run, { works, marks })),
+        el("td", { "data-column": "actions" }, el("div", {}, ...actions(run, works, openMenu))),
     );
     if (run.actions.includes("open")) {
         row.classList.add("rs-opens");
         row.addEventListener("click", ({ target }) => {
-            const isOwn = target.closest("button, input, summary, label, a");
+            const isOwn = target.closest("button, input, label, a");
             // A click that ends a selection of text opens nothing.
             if (!isOwn && getSelection().isCollapsed) works.open(run);
         });
@@ -39,79 +59,91 @@ export function rowOf(run, works, tick) {
     return row;
 }
 
-function nameCell(run, works) {
+function cellOf({ name, label }, run, about) {
+    const [content, title] = cells[name](run, about);
+    const attributes = { "data-column": name, "data-label": label, title };
+    if (name === "curve") attributes["data-tone"] = run.curve_tone;
+    return el("td", attributes, content);
+}
+
+function nameCell(run, { works, marks }) {
     const name = run.actions.includes("open")
         ? button(run, "open", run.name, works, "rs-link", "Open: ")
         : el("strong", {}, run.name);
-    const note = run.note ? el("p", { class: "rs-note" }, run.note) : null;
-    const reason = run.worse || (run.tone === "bad" && run.reason);
-    const why = reason ? el("small", { class: "rs-error" }, reason) : null;
-    const tags = run.tags.map((tag) => el("span", { class: "rs-tag" }, tag));
-    return el(
-        "td",
-        {},
-        name,
-        tags.length ? el("span", { class: "rs-tags" }, ...tags) : null,
-        note,
-        run.name === run.id ? null : el("small", {}, run.id),
-        why,
-    );
+    const badges = [
+        marks.isPinned ? el("span", { class: "rs-hidden" }, "pinned") : null,
+        marks.isBaseline ? el("span", { class: "rs-tag rs-mark" }, "baseline") : null,
+        ...run.tags.map((tag) => el("span", { class: "rs-tag" }, tag)),
+    ];
+    const title = [run.name, run.note, run.id].filter(Boolean).join("\n");
+    return [el("div", { class: "rs-run-name" }, name, ...badges), title];
 }
 
-function lossCell(run) {
-    const line = (label, value) =>
-        value ? el("small", {}, `${label} `, el("b", {}, value)) : null;
-    return el(
-        "td",
-        { class: "rs-number", "data-label": "Loss" },
-        run.loss,
-        line("validation", run.validation),
-        line("answered", run.accuracy),
-    );
+// Why a run failed is in a tooltip, and is read by screen readers.
+function stateCell(run) {
+    const reason = [run.worse, run.reason].filter(Boolean).join(" ");
+    const hidden = reason ? el("span", { class: "rs-hidden" }, `: ${reason}`) : null;
+    return [el("span", { class: "rs-state", "data-tone": run.tone }, run.word, hidden), reason];
 }
 
-function timeCell(run) {
-    const work = run.state === "unreadable" ? "" : `${run.steps} steps in ${run.at_work}`;
-    const facts = [work, run.size].filter(Boolean).join(" · ");
-    return el("td", {}, started(run.created), el("small", {}, facts));
+// The last part of a path or of an id of the hub.
+function shortened(text) {
+    return text.split("/").filter(Boolean).pop() ?? "";
 }
+
+const moment = (seconds) => new Date(1000 * seconds).toLocaleString();
 
 function started(seconds) {
-    return new Date(1000 * seconds).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+    const date = new Date(1000 * seconds);
+    if (date.toDateString() === new Date().toDateString())
+        return date.toLocaleTimeString([], { timeStyle: "short" });
+    const isThisYear = date.getFullYear() === new Date().getFullYear();
+    const year = isThisYear ? {} : { year: "numeric" };
+    return date.toLocaleDateString([], { month: "short", day: "numeric", ...year });
 }
 
 // ---------------------------------------------------------------- actions
 
-function actions(run, works) {
-    const one = (act, label) => button(run, act, label, works);
-    const first = [
-        one("resume", run.begins_anew ? "Start again" : "Resume"),
-        one("queue", "Queue its resume"),
-        one("chat", "Chat"),
-    ];
-    const more = [
-        one("details", "Settings"),
-        one("draft", "New run from this one"),
-        one("train-on", "Train on"),
-        one("export", "Export"),
-        one("delete", "Delete"),
-    ];
-    first[1]?.setAttribute("title", ABOUT_QUEUE);
-    const summary = el(
-        "summary",
-        { "aria-label": `More: ${run.name}`, "data-act": "more" },
-        "More",
+// Returns the items of a run's menu.
+export function itemsOf(run, works, { isPinned, isBaseline }) {
+    const words = {
+        ...LABELS,
+        resume: run.begins_anew ? "Start again" : LABELS.resume,
+        pin: isPinned ? "Unpin" : LABELS.pin,
+        baseline: isBaseline ? "Remove as baseline" : LABELS.baseline,
+    };
+    const possible = [...run.actions, "pin", run.actions.includes("compare") ? "baseline" : ""];
+    return Object.keys(LABELS)
+        .filter((act) => possible.includes(act))
+        .map((act) => ({
+            act,
+            label: words[act],
+            isDangerous: act === "delete",
+            work: (pressed) => works[act](run, pressed),
+        }));
+}
+
+function actions(run, works, openMenu) {
+    const act = FIRST.find((name) => run.actions.includes(name));
+    const label = act === "resume" && run.begins_anew ? "Start again" : LABELS[act];
+    const more = el(
+        "button",
+        {
+            type: "button",
+            class: "rs-menu-button",
+            "data-act": "more",
+            "aria-label": `More: ${run.name}`,
+            "aria-haspopup": "menu",
+            "aria-expanded": "false",
+            title: "More",
+            click: ({ currentTarget }) => openMenu(currentTarget),
+        },
+        "⋯",
     );
-    return el(
-        "div",
-        {},
-        ...first,
-        el("details", { class: "rs-more" }, summary, el("div", {}, ...more)),
-    );
+    return [act ? button(run, act, label, works) : null, more].filter(Boolean);
 }
 
 function button(run, act, label, works, kind = "rs-small", caption = `${label}: `) {
-    if (!run.actions.includes(act)) return null;
     return el(
         "button",
         {

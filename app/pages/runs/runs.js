@@ -3,10 +3,13 @@
 
 import { followLinks } from "../../shared/address.js";
 import { el, field, send } from "../../shared/dom.js";
+import { Menu } from "../../shared/menu.js";
+import { Columns } from "./columns.js";
 import { Comparison, LEAST, MOST } from "./compare.js";
 import { Deletion } from "./deletion.js";
+import { Marks } from "./marks.js";
 import { QueueList } from "./queue.js";
-import { rowOf } from "./rows.js";
+import { itemsOf, rowOf } from "./rows.js";
 
 const LIST_WAIT = 2000; // ms between reads of the list
 const FIRST = 50; // number of runs listed at first, and added at each press
@@ -30,9 +33,23 @@ export class RunList {
         this.readAt = Number.NEGATIVE_INFINITY;
         this.queue = new QueueList(element, changed);
         this.deletion = new Deletion(element, (ids) => this.deleted(ids));
-        this.comparison = new Comparison(element, this.part("compare"), (ids) =>
-            this.compared(ids),
+        this.marks = new Marks(() => {
+            this.comparison.setBaseline(this.marks.baseline);
+            this.rows.clear(); // all are drawn anew
+            this.refresh(true);
+        });
+        this.comparison = new Comparison(
+            element,
+            this.part("compare"),
+            (ids) => this.compared(ids),
+            this.marks.baseline,
         );
+        this.menu = new Menu(element.querySelector(".rs-runs"));
+        this.columns = new Columns(element, (isSorted) => {
+            this.rows.clear();
+            if (isSorted) this.ask();
+            else this.refresh(true);
+        });
         this.works = {
             open: (run) => this.openRun(run.id),
             resume: (run, button) => this.resume(run, button),
@@ -41,6 +58,8 @@ export class RunList {
             details: (run) => this.openRun(run.id, "settings"),
             draft: (run, button) => this.draft(run, button),
             "train-on": (run, button) => this.draft(run, button, true),
+            pin: (run) => this.marks.pin(run.id),
+            baseline: (run) => this.marks.setBaseline(run.id),
             export: (run) => this.openRun(run.id, "export"),
             delete: (run, button) => this.delete([run], button),
         };
@@ -51,7 +70,7 @@ export class RunList {
 
     listen() {
         this.part("compare-open").addEventListener("click", () =>
-            this.comparison.open([...this.ticked.keys()], true),
+            this.comparison.open(this.toCompare(), true),
         );
         this.part("delete-open").addEventListener("click", ({ target }) =>
             this.delete([...this.ticked.values()], target),
@@ -67,7 +86,9 @@ export class RunList {
             this.ask();
         });
         filters.addEventListener("submit", (event) => event.preventDefault());
-        filters.addEventListener("change", () => this.ask());
+        filters.addEventListener("change", ({ target }) => {
+            if (target.name !== "sort") this.ask();
+        });
         filters.elements.search.addEventListener("input", () => {
             clearTimeout(this.typing);
             this.typing = setTimeout(() => this.ask(), TYPING);
@@ -87,12 +108,14 @@ export class RunList {
     }
 
     query() {
-        const { search, state, tag, sort } = this.part("filters").elements;
+        const { search, state, tag } = this.part("filters").elements;
         return new URLSearchParams({
             search: search.value,
             state: state.value,
             tag: tag.value,
-            sort: sort.value,
+            sort: this.columns.sort,
+            turned: this.columns.turned,
+            pinned: this.marks.pinned,
             limit: this.limit,
         });
     }
@@ -114,11 +137,10 @@ export class RunList {
         if (!answer.is_complete) this.readAt = performance.now() - LIST_WAIT + SOON;
     }
 
-    showChoices({ states, tags, orders }) {
-        const { state, tag, sort } = this.part("filters").elements;
+    showChoices({ states, tags }) {
+        const { state, tag } = this.part("filters").elements;
         options(state, [{ value: "", label: "All states" }, ...states]);
         options(tag, [{ value: "", label: "All tags" }, ...tags]);
-        options(sort, orders);
         tag.closest("label").hidden = !tags.length;
     }
 
@@ -134,7 +156,7 @@ export class RunList {
     }
 
     // A row is redrawn only if its content has changed, so that another run's next step does not
-    // take the focus or close an open menu.
+    // take the focus.
     showRuns(runs) {
         const known = new Map();
         for (const run of runs) {
@@ -144,7 +166,7 @@ export class RunList {
                 known.set(run.id, before);
                 continue;
             }
-            const node = rowOf(run, this.works, this.tick(run));
+            const node = this.rowOf(run);
             if (before) keepPlace(before.node, node);
             known.set(run.id, { text, node, run });
         }
@@ -155,10 +177,31 @@ export class RunList {
             nodes.length === body.children.length &&
             nodes.every((node, index) => node === body.children[index]);
         if (!isSame) body.replaceChildren(...nodes);
+        // What is out of sight is neither compared nor deleted.
         for (const id of this.ticked.keys()) {
             if (known.has(id)) this.ticked.set(id, known.get(id).run);
+            else this.ticked.delete(id);
         }
         this.showTicked();
+    }
+
+    rowOf(run) {
+        return rowOf(run, {
+            columns: this.columns.shown(),
+            works: this.works,
+            tick: this.tick(run),
+            marks: this.marksOf(run),
+            openMenu: (button) =>
+                this.menu.open(
+                    button,
+                    `More: ${run.name}`,
+                    itemsOf(run, this.works, this.marksOf(run)),
+                ),
+        });
+    }
+
+    marksOf({ id }) {
+        return { isPinned: this.marks.isPinned(id), isBaseline: this.marks.baseline === id };
     }
 
     // Moves the focus to a button in a run's row, or in the first row if that row is gone.
@@ -185,19 +228,26 @@ export class RunList {
         return box;
     }
 
+    // The runs with a tick, beside the baseline.
+    toCompare() {
+        const { baseline } = this.marks;
+        return [...new Set([baseline, ...this.ticked.keys()].filter(Boolean))];
+    }
+
     showTicked() {
         const runs = [...this.ticked.values()];
         const count = runs.length;
         const can = (act) => runs.every((run) => run.actions.includes(act));
-        const fits = count >= LEAST && count <= MOST && can("compare");
+        const compared = count ? this.toCompare().length : 0;
+        const fits = compared >= LEAST && compared <= MOST && can("compare");
         const compare = this.part("compare-open");
         compare.disabled = !fits;
         compare.classList.toggle("rs-primary", fits);
-        compare.textContent = count ? `Compare ${count}` : "Compare";
+        compare.textContent = compared ? `Compare ${compared}` : "Compare";
         const remove = this.part("delete-open");
         remove.disabled = !count || !can("delete");
         remove.textContent = count ? `Delete ${count}…` : "Delete…";
-        field(this.root, "ticked").textContent = aboutTicked(count);
+        field(this.root, "ticked").textContent = aboutTicked(count, compared);
     }
 
     // The compared runs are the ticked ones. The address may name runs that are not listed yet.
@@ -229,6 +279,7 @@ export class RunList {
             this.comparison.without(id);
             this.closeRun(id);
         }
+        if (ids.length) this.marks.forget(ids);
         await this.refresh(true);
         if (ids.length) this.focus(ids[0], "open");
     }
@@ -264,13 +315,11 @@ export class RunList {
     }
 }
 
-// Puts a new row in the place of the one before, with the focus and the open menu.
+// Puts a new row in the place of the one before, with the focus.
 function keepPlace(before, node) {
     const focused = before.contains(document.activeElement)
         ? document.activeElement.dataset.act
         : null;
-    const isOpen = before.querySelector("details")?.open;
-    if (isOpen) node.querySelector("details").open = true;
     before.replaceWith(node);
     if (focused) node.querySelector(`[data-act="${focused}"]`)?.focus();
 }
@@ -288,8 +337,8 @@ function options(select, wanted) {
 
 const number = (count) => count.toLocaleString("en");
 
-function aboutTicked(count) {
-    if (count > MOST) return `At most ${MOST} runs are compared: untick ${count - MOST}.`;
-    if (count === 0) return "Select runs to compare (2 to 6) or to delete.";
-    return count < LEAST ? "Tick one more run to compare it." : "";
+function aboutTicked(count, compared) {
+    if (compared > MOST) return `Up to ${MOST} runs can be compared.`;
+    if (count === 0) return "Select runs to compare (2–6) or delete.";
+    return compared < LEAST ? "Select one more to compare." : "";
 }

@@ -1,4 +1,7 @@
-"""The settings in which runs differ, as texts. All functions are pure."""
+"""The settings in which runs differ, as texts. All functions are pure.
+
+The form's labels name them; a setting that the form does not know has its dotted name.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,21 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from app.form import settings_form
 from engine.config.tree import by_dotted_name
 
 SHOWN_DIFFERENCES = 6
 """Largest number of settings in an entry of the queue."""
+METHOD = "train.method"
+METHODS = {"full": "all weights", "lora": "LoRA", "parts": "some parts"}
 _SHOWN_ELSEWHERE = ("name", "model.source", "data.source", "data.title")
 """Settings that an entry of the queue shows anyway."""
 
 
 def differing_settings(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns a row for each setting in which runs differ: its dotted name, and a text for each
-    run. `runs` are their settings by dotted name; a run whose settings are empty is not compared
-    and has an en dash. The name of a run is not compared.
+    """Returns a row for each setting in which runs differ: its label, its dotted name as `title`,
+    and a text for each run. `runs` are their settings by dotted name; a run whose settings are
+    empty is not compared and has an en dash. The name of a run is not compared.
     """
     known = [settings for settings in runs if settings]
     names: dict[str, None] = {}  # keys in the order in which they were first seen
@@ -29,7 +35,7 @@ def differing_settings(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         is_shared = len({_setting(settings, name) for settings in known}) == 1
         texts = [_setting(settings, name) for settings in runs]
         if not is_shared:
-            rows.append({"name": name, "texts": texts})
+            rows.append({"name": _label(name), "title": name, "texts": texts})
     return rows
 
 
@@ -38,13 +44,26 @@ def queued_differences(configs: Sequence[dict[str, Any]]) -> list[str]:
     but for those that it shows anyway. `configs` are the nested settings of the entries.
     """
     found = differing_settings([by_dotted_name(config) for config in configs])
-    rows = [row for row in found if row["name"] not in _SHOWN_ELSEWHERE]
+    rows = [row for row in found if row["title"] not in _SHOWN_ELSEWHERE]
     texts = []
     for index in range(len(configs)):
-        parts = [f"{row['name']}: {row['texts'][index]}" for row in rows[:SHOWN_DIFFERENCES]]
+        parts = [_in_words(row, row["texts"][index]) for row in rows[:SHOWN_DIFFERENCES]]
         left = len(rows) - len(parts)
         texts.append(" · ".join(parts) + (f" · and {left} more" if left else ""))
     return texts
+
+
+def _label(name: str) -> str:
+    labels = {setting.dotted: setting.label for setting in settings_form.settings()}
+    return labels.get(name, name)
+
+
+def _in_words(row: dict[str, Any], text: str) -> str:
+    """Returns a setting of a queued run as in "LoRA" or "learning rate 0.005"."""
+    if row["title"] == METHOD:
+        return METHODS.get(text, text)
+    label = row["name"]
+    return f"{label[0].lower()}{label[1:]} {text}"
 
 
 def _setting(settings: dict[str, Any], name: str) -> str:

@@ -242,7 +242,7 @@ def lost_steps(saved: int, finished: int) -> str:
 def train_on_text(run_id: str) -> str:
     """Returns a clause on how a new run starts from these weights."""
     return (
-        "train on from its weights in a new run (Train on in the app's Runs, or "
+        "train on from its weights in a new run (Continue training in the app's Runs, or "
         f"{program_command()} train --from {run_id})"
     )
 

@@ -115,8 +115,12 @@ def test_runs_are_searched_filtered_and_sorted(session):
     assert asked(search="nothing like it") == [] and asked(tag="no tag") == []
     assert set(asked(state="finished")) == {"Alpha one", "Beta"}
     assert asked(sort="name") == ["Alpha one", "Alpha two", "Beta"]
+    assert asked(sort="name", turned="true") == ["Beta", "Alpha two", "Alpha one"]
+    pinned = asked(sort="name", pinned=f"nobody,{third.id},{second.id}")
+    assert pinned == ["Alpha two", "Beta", "Alpha one"]
+    assert asked(sort="name", pinned=third.id, search="beta") == ["Beta"]
     assert len(asked(limit=2)) == 2
-    answer = get(session, "/api/runs?sort=largest").json()
+    answer = get(session, "/api/runs?sort=size").json()
     assert [tag["value"] for tag in answer["tags"]] == ["keep", "rank 8"]
     assert {state["value"] for state in answer["states"]} == {"finished", "interrupted"}
     assert {row["id"] for row in answer["runs"]} == {first.id, second.id, third.id}

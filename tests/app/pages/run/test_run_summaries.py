@@ -28,22 +28,22 @@ def test_sentences_follow_the_run():
 
 def test_a_comparison_names_every_run_and_leaves_out_what_none_has():
     names = (
-        "Final loss (mean of the last steps)",
+        "Training loss, last (smoothed)",
         "Validation loss, last",
-        "Validation prompts answered exactly, last",
+        "Answers right, last",
         "Learning rate, highest",
-        "Tokens per second (median)",
-        "Host memory, peak",
+        "Tokens per second",
+        "RAM, peak",
         "GPU memory, peak",
     )
     texts = {
-        "Final loss (mean of the last steps)": ["0.42", "0.31"],
+        "Training loss, last (smoothed)": ["0.42", "0.31"],
         "Validation loss, last": ["–", "0.4"],
     }
     rows = [{"name": name, "texts": texts.get(name, ["–", "–"])} for name in names]
     assert compared(["One", "Two"], rows) == {
         "loss": (
-            "Final loss (mean of the last steps): One 0.42, Two 0.31. Validation loss, "
+            "Training loss, last (smoothed): One 0.42, Two 0.31. Validation loss, "
             "last: One –, Two 0.4."
         ),
         "accuracy": "None of these runs has made a step yet.",

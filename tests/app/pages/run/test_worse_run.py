@@ -67,7 +67,7 @@ def test_its_row_its_curve_and_its_entry_in_the_sidebar_are_red(folder):
     row = run_row(run, scan=look)
     assert (row["word"], row["tone"], row["curve_tone"]) == ("Finished", "bad", "bad")
     assert row["worse"].startswith("Worse than before training: validation loss 6.07")
-    assert "6.073 before training" in row["validation"]
+    assert row["before"] == "6.073 before training"
     assert recent_row(run, look)["tone"] == "bad" and recent_row(run)["tone"] == "good"
 
 
@@ -137,14 +137,14 @@ def test_answers_before_training_are_not_what_a_run_answered(tmp_path):
     recorder.emit(ExactMatchMeasured(0, "before", 0, 16))
     sparkline = read_sparkline(made.events_path)
     assert (sparkline.correct, sparkline.total, sparkline.accuracy) == (0, 0, None)
-    assert run_row(summarize(made), scan=RunScan(sparkline))["accuracy"] == ""
+    shown = run_row(summarize(made), scan=RunScan(sparkline))["accuracy"]
+    assert shown == {"share": "–", "count": "not tested yet"}
     recorder.emit(ExactMatchMeasured(30, "after", 4, 16))
     recorder.close()
     assert read_sparkline(made.events_path).accuracy == 0.25
     assert Sparkline().accuracy is None
     before = RunSnapshot(exact_matches=[ExactMatchMeasured(0, "before", 0, 16)])
-    (row,) = [row for row in key_figures([before], True) if "answered" in row["name"]]
-    assert row["texts"] == ["–"]
+    assert "Answers right, last" not in {row["name"] for row in key_figures([before], True)}
 
 
 def test_the_log_says_finished_once(folder):

@@ -84,7 +84,7 @@ def test_the_route(tmp_path):
     answer = get(f"runs={a.id},{b.id},{a.id},{damaged.id}&axis=time").json()
     assert [run["id"] for run in answer["runs"]] == [a.id, b.id, damaged.id]
     assert answer["runs"][1]["name"] == "Renamed"
-    assert {"name": "train.seed", "texts": ["1", "2", "–"]} in answer["settings"]
+    assert {"name": "Seed", "title": "train.seed", "texts": ["1", "2", "–"]} in answer["settings"]
     assert get(f"runs={a.id}").json()["error"] == "2 to 6 runs are compared; 1 is chosen."
     for query in ("", f"runs={a.id},nothing", f"runs={a.id},..%2Fx"):
         assert get(query).status_code == 404 and get(query).json()["error"]

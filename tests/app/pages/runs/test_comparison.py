@@ -85,11 +85,16 @@ def test_runs_without_a_step_say_so():
 def test_key_figures_mark_the_better_value():
     slow = compared("slow", 40, total=200)
     rows = {row["name"]: row for row in comparison([compared("long", 200), slow], "step")["rows"]}
-    assert rows["Steps"] == {"name": "Steps", "texts": ["200", "40"], "best": []}
-    assert rows["Final loss (mean of the last steps)"]["best"] == [0]
-    assert rows["Time of a step (median)"]["texts"] == ["0.25 s", "0.25 s"]
-    assert rows["Time of a step (median)"]["best"] == []
-    assert rows["Host memory, peak"]["texts"] == ["100 GiB", "100 GiB"]
+    assert rows["Steps"] == {
+        "name": "Steps",
+        "texts": ["200", "40"],
+        "best": [],
+        "changes": ["", ""],
+    }
+    assert rows["Training loss, last (smoothed)"]["best"] == [0]
+    assert rows["Time of a step"]["texts"] == ["0.25 s", "0.25 s"]
+    assert rows["Time of a step"]["best"] == []
+    assert rows["RAM, peak"]["texts"] == ["100 GiB", "100 GiB"]
     cpu = {
         row["name"]: row
         for row in comparison([compared("a"), compared("b", 0, ended=None)], "step")["rows"]
@@ -102,8 +107,8 @@ def test_only_settings_that_differ_are_listed():
     other = {"train.learning_rate": 1e-4, "train.epochs": 2.0, "name": "other"}
     runs = [compared("a").settings, compared("b", settings=other).settings]
     assert differing_settings(runs) == [
-        {"name": "train.epochs", "texts": ["null", "2.0"]},
-        {"name": "train.learning_rate", "texts": ["1e-05", "0.0001"]},
+        {"name": "Epochs", "title": "train.epochs", "texts": ["null", "2.0"]},
+        {"name": "Learning rate", "title": "train.learning_rate", "texts": ["1e-05", "0.0001"]},
     ]
     mix = [{"source": "a.jsonl", "weight": 2}]
     mixed = compared("b", settings={"data.source": mix}).settings
@@ -117,10 +122,25 @@ def test_an_entry_of_the_queue_shows_in_what_it_differs():
     faster = CONFIG.with_values({"name": "Other", "train.learning_rate": 1e-4}).to_dict()
     assert queued_differences([plain]) == [""]
     assert queued_differences([plain, faster, plain]) == [
-        "train.learning_rate: 1e-05",
-        "train.learning_rate: 0.0001",
-        "train.learning_rate: 1e-05",
+        "learning rate 1e-05",
+        "learning rate 0.0001",
+        "learning rate 1e-05",
     ]
+    adapters = CONFIG.with_values({"train.method": "lora", "train.lora_rank": 8}).to_dict()
+    assert queued_differences([plain, adapters])[1].startswith("LoRA · rank of the adapters 8")
+
+
+def test_figures_differ_from_those_of_the_baseline():
+    runs = [compared("a", 200), compared("b", 100, total=200), compared("c", 0, ended=None)]
+    answer = comparison(runs, "step", "id-a")
+    assert [run["is_baseline"] for run in answer["runs"]] == [True, False, False]
+    changes = {row["name"]: row["changes"] for row in answer["rows"]}
+    assert changes["Steps"] == ["", "−50 %", "−100 %"]
+    assert changes["Time of a step"] == ["", "±0 %", ""]
+    # Without one, and with one that is not compared, there is nothing to differ from.
+    for baseline in ("", "another"):
+        rows = comparison(runs, "step", baseline)["rows"]
+        assert all(row["changes"] == ["", "", ""] for row in rows)
 
 
 def test_no_loss_is_called_the_best_across_different_data():
@@ -129,12 +149,12 @@ def test_no_loss_is_called_the_best_across_different_data():
 
     long, short = compared("a", 200), compared("b", 40, total=200)
     same = comparison([long, short], "step")
-    assert "Final loss (mean of the last steps)" in best_of(same) and not same["caution"]
+    assert "Training loss, last (smoothed)" in best_of(same) and not same["caution"]
     other = compared("b", 40, settings={"data.source": "another"}, total=200)
     answer = comparison([long, other], "step")
     assert not {name for name in best_of(answer) if "oss" in name} and "differ" in answer["caution"]
     unread = Compared("x", "x", "finished", short.snapshot, {})
-    assert "not known" in comparison([long, unread], "step")["caution"]
+    assert "are unknown" in comparison([long, unread], "step")["caution"]
     # How rows are packed does not change the rows.
     packed = compared("b", 40, settings={"data.packing": False}, total=200)
     assert not comparison([long, packed], "step")["caution"]
@@ -153,7 +173,7 @@ def test_accuracy_and_rate_are_compared_where_there_are_any():
     assert [trace["y"] for trace in accuracy["data"]] == [[0, 25]]
     assert not accuracy["is_absent"]
     rows = {row["name"]: row["texts"] for row in answer["rows"]}
-    assert rows["Validation prompts answered exactly, last"] == ["25 %", "–"]
+    assert rows["Answers right, last"] == ["25 %", "–"]
     assert len(answer["figures"]["rate"]["data"]) == 2
     assert comparison([not_asked] * 2, "step")["figures"]["accuracy"]["is_absent"]
 

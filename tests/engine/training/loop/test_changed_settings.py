@@ -165,7 +165,7 @@ def test_another_run_is_refused_by_name_and_offered(stopped_run, runs, name, val
     kept = (stopped_run.folder.path / "config.yaml").read_bytes()
     assert kept == settings, "what was refused is not kept"
     assert f"launch.py train --from {stopped_run.id}" in ended.reason
-    assert "Train on in the app" in ended.reason
+    assert "Continue training in the app" in ended.reason
     assert not [step for step in events_of(again, StepFinished) if step.step > 6]
 
 
