@@ -18,6 +18,7 @@ export class Sidebar {
         this.shown = "";
         this.readAt = Number.NEGATIVE_INFINITY;
         this.timer = 0;
+        element.querySelector('[data-part="skip"]').addEventListener("click", skip);
         followLinks(element, "a[data-page], a[data-run]", ({ dataset }) =>
             go(
                 dataset.run
@@ -96,6 +97,14 @@ export class Sidebar {
         setText(field(link, "run-name"), bar.name);
         setText(field(link, "run-state"), stateLabel(bar));
     }
+}
+
+// Moves the focus past the sidebar. The address, which says what the page shows, stays.
+function skip(event) {
+    event.preventDefault();
+    const main = document.getElementById("rs-main");
+    main.tabIndex = -1;
+    main.focus();
 }
 
 function stateLabel({ word, tone, progress }) {

@@ -88,6 +88,7 @@ export class Hardware {
             this.load();
             isRead = true;
         });
+        this.root.dataset.ready = "";
         if (!isRead) this.stale = true;
         this.reading = false;
     }

@@ -1,0 +1,62 @@
+"""Nothing jumps while a page opens, and a person without a pointer gets past the sidebar."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.screen import address, recorded_run
+from tests.support.browser import WAIT_MILLISECONDS
+from tests.support.sets import BROWSER_FLOWS
+
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+LARGEST_SHIFT = 0.05
+"""Half of what counts as good (web.dev/cls)."""
+SHIFTS = """(() => {
+  window.shifts = [];
+  new PerformanceObserver((list) => {
+    for (const {value, sources} of list.getEntries())
+      shifts.push([value, sources.map(({node}) => node?.id || node?.className || node?.nodeName)]);
+  }).observe({type: 'layout-shift', buffered: true});
+})()"""
+OPENED = {
+    "new": "#start:not([disabled])",
+    "overview": "[data-figure=loss] .main-svg",
+    "runs": ".rs-runs [data-part=rows] tr[data-run]",
+    "chat": ".rs-chat select option",
+    "hardware": "[data-ready] .rs-grid tbody tr",
+}
+"""What the page shows when it is there."""
+SETTLES = 500
+"""ms in which more may arrive."""
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("name", OPENED)
+def test_nothing_jumps_while_a_page_opens(blank, server, name, width):
+    run = recorded_run(server, 60).id
+    blank.set_viewport_size({"width": width, "height": 900})
+    blank.add_init_script(SHIFTS)
+    blank.goto(address(server, run) if name == "overview" else f"{server.address}/?show={name}")
+    blank.wait_for_selector(OPENED[name], state="attached")
+    blank.wait_for_timeout(SETTLES)
+    shifts = blank.evaluate("window.shifts")
+    assert sum(value for value, _ in shifts) < LARGEST_SHIFT, shifts
+
+
+def test_the_first_tab_offers_to_skip_the_sidebar_and_the_address_stays(blank, server):
+    recorded_run(server, 20)
+    blank.goto(f"{server.address}/?show=runs")
+    blank.wait_for_selector(OPENED["runs"])
+    skip = blank.get_by_role("link", name="Skip to the content")
+    blank.keyboard.press("Tab")
+    expect(skip).to_be_focused()
+    expect(skip).to_be_in_viewport()
+    blank.keyboard.press("Enter")
+    expect(blank.locator("#rs-main")).to_be_focused()
+    assert blank.url == f"{server.address}/?show=runs"
+    blank.keyboard.press("Tab")
+    assert blank.evaluate("document.activeElement.closest('#rs-main') !== null")
