@@ -38,6 +38,10 @@ STATE_TONES = {
 """Tone of each state; `base.css` has a color for each tone."""
 
 
+METHOD_LABELS = {"full": "all weights", "lora": "LoRA", "parts": "some parts"}
+"""What is trained, in few words."""
+
+
 def state_label(state: str, export_failed: str = "") -> str:
     """Returns the label of a state. `export_failed` is why a run that has finished has no export,
     if that is so.

@@ -56,9 +56,10 @@ function optionsFor(body, method) {
     return { method, headers, body: JSON.stringify(body) };
 }
 
-// Copies the text of `node`; the button, which reads Copy, shows the result for a moment.
+// Copies the text of `node`; the button shows the result for a moment.
 export async function copyText(button, node) {
     let copied = true;
+    button.dataset.label ??= button.textContent;
     try {
         await navigator.clipboard.writeText(node.textContent);
     } catch {
@@ -68,6 +69,6 @@ export async function copyText(button, node) {
     }
     button.textContent = copied ? "Copied" : "Not allowed here";
     setTimeout(() => {
-        button.textContent = "Copy";
+        button.textContent = button.dataset.label;
     }, COPIED_SHOWN);
 }

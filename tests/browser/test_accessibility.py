@@ -217,17 +217,18 @@ def test_no_dialog_and_no_form_has_a_serious_finding(opened):
     expect(page.locator(".rs-queued")).to_contain_text("in line")
     open_place(page, "runs")
     finished = page.locator("[data-part=rows] tr", has_text="nobody can remember")
-    finished.locator("summary").click()
     for box in page.locator("[data-act=compare]").all()[:2]:
         box.check()
     page.locator("[data-part=compare-open]").click()
     expect(page.locator("[data-compare=memory] .main-svg").first).to_be_attached()
     look(page, "queue and comparison", ".rs-runs", findings)
     dialogs = {
-        "delete": finished.get_by_role("button", name="Delete"),
+        "delete": page.locator(".rs-menu [data-act=delete]"),
         "change": page.locator("[data-command=change]"),
         "discard": page.locator("[data-command=discard]"),
     }
+    finished.locator("[data-act=more]").click()
+    look(page, "menu", ".rs-menu", findings)
     for name, button in dialogs.items():
         button.click()
         dialog = page.locator(f"dialog[data-part={name}]")

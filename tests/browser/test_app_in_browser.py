@@ -98,6 +98,11 @@ def test_the_whole_job(page, context, server):
     page.locator("[data-part=export] form button.rs-primary").click()
     text = f"Exported the model of step 60 (the best weights) to {server.folder / 'exported'}."
     expect(page.locator("[data-field=export-caption]")).to_have_text(text)
+    newest = page.locator(".rs-exports li").first
+    expect(newest).to_contain_text(str(server.folder / "exported"))
+    expect(page.locator("[data-part=export-rows]")).to_contain_text(
+        f"vllm serve {server.folder / 'exported'}"
+    )
     open_view(page, "overview")
     card = verdict(page)
     expect(card).to_contain_text("Learned: validation loss")
@@ -106,8 +111,8 @@ def test_the_whole_job(page, context, server):
     expect(page.locator(".rs-chat select[name=run]")).to_have_value(run_id)
     expect(page.locator(".rs-chat").get_by_label("Weights")).to_have_value("best-60")
     page.locator(".rs-chat").get_by_label("Compare with the model before training").uncheck()
-    page.get_by_text("How answers are drawn").click()
-    page.locator(".rs-chat").get_by_label("Tokens at most").fill("24")
+    page.get_by_text("Sampling").click()
+    page.locator(".rs-chat").get_by_label("Longest answer").fill("24")
     page.locator(".rs-chat").get_by_label("Temperature").fill("0")
     question = "Write 1888 in Roman numerals."
     answer = ask(page, question).locator("[data-side=tuned] .rs-chat-text")
@@ -123,8 +128,8 @@ def test_pause_resume_save_and_discard(page, server):
     expect(state(page)).to_have_text("Paused")
     step = bar(page, "step").inner_text()
     press(page, "save")
-    open_view(page, "export")
-    expect(page.locator(".rs-files")).to_contain_text(f"Checkpoint of step {step.split()[0]}")
+    open_view(page, "log")
+    expect(page.locator(".rs-log")).to_contain_text(f"Checkpoint of step {step.split()[0]}")
     expect(bar(page, "step")).to_have_text(step)
     press(page, "resume")
     expect(state(page)).to_have_text("Running")

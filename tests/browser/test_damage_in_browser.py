@@ -105,8 +105,8 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     wait_for_points(page, least=steps_done(folder) - 1)
     shows_every_step(page)
     press(page, "save")
-    open_view(page, "export")
-    expect(page.locator(".rs-files")).to_contain_text("Checkpoint of step")
+    open_view(page, "log")
+    expect(page.locator(".rs-log")).to_contain_text("Checkpoint of step")
     expect(state(page)).to_have_text("Running")
 
     # No space left: the run waits and says what for, and the server goes on answering.

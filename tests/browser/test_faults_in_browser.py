@@ -159,8 +159,8 @@ def test_a_server_that_is_killed_and_started_again(own):
     folder = RunFolder(server.runs / start(page))
     wait_for_points(page, least=3)
     press(page, "save")
-    open_view(page, "export")
-    expect(page.locator(".rs-files")).to_contain_text("Checkpoint of step")
+    open_view(page, "log")
+    expect(page.locator(".rs-log")).to_contain_text("Checkpoint of step")
     grows(folder, server)
     open_page(page, "new")
 

@@ -155,7 +155,7 @@ def test_tags_are_written_in_settings_and_found_in_the_list(runs_page, three):
     more_of(page, three[0].id).get_by_role("menuitem", name="Settings").click()
     view = page.locator(".rs-settings-view")
     view.get_by_label("Tags").fill("law, baseline ,law")
-    view.get_by_role("button", name="Save name, note and tags").click()
+    view.get_by_role("button", name="Save", exact=True).click()
     expect(view.locator("output")).to_have_text("Saved.")
     page.go_back()
     expect(row_of(page, three[0].id).locator(".rs-tag")).to_have_text(["law", "baseline"])

@@ -142,7 +142,7 @@ def test_names_never_become_markup(page, context, server):
     for view, shown in (
         ("overview", ".rs-head"),
         ("learning", ".rs-columns [data-part=answers]"),
-        ("settings", "pre[data-field=config]"),
+        ("settings", "[data-part=settings-main]"),
         ("log", ".rs-log"),
         ("export", ".rs-export [data-part=benchmarks]"),
     ):

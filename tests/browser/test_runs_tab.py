@@ -52,8 +52,9 @@ def test_a_run_is_renamed_its_settings_copied_and_taken_over_into_the_form(blank
     expect(dialog.get_by_label("Name", exact=True)).to_have_value("First name")
     dialog.get_by_label("Name", exact=True).fill(HOSTILE)
     dialog.get_by_label("Note").fill("Kept for later")
-    dialog.get_by_role("button", name="Save name, note and tags").click()
+    dialog.get_by_role("button", name="Save", exact=True).click()
     expect(dialog.locator("output")).to_have_text("Saved.")
+    dialog.get_by_text("All settings (YAML)").click()
     dialog.get_by_role("button", name="Copy the settings").click()
     assert (
         page.evaluate("navigator.clipboard.readText()") == (folder.path / "config.yaml").read_text()

@@ -50,7 +50,7 @@ def test_a_new_run_begins_from_the_weights_of_the_one_before(page, server):
     # For a moment the bar still shows the first run, which has finished.
     wait_for(lambda: events_of(second, RunEnded), seconds=60)
     expect(state(page)).to_have_text("Finished")
-    assert second.id != first_id and second.config.name == "Taught"
+    assert second.id != first_id and second.config.name == "Taught 2"
     assert events_of(second, RunStarted)[0].resumed_step is None, "its steps begin anew"
     text = f"The weights are those of {first.path.resolve()}/checkpoints/step-{STEPS}."
     assert text in [line.text for line in events_of(second, LogLine)]

@@ -1,6 +1,7 @@
-// Export: exports the model of a run, pushes it to the hub, and says what to type to use it.
+// Export: where the model of a run was exported to; exports it, uploads it to the hub, and shows
+// how to use it.
 
-import { el, field, send } from "../../shared/dom.js";
+import { copyText, el, field, send } from "../../shared/dom.js";
 import { JobView, noticeJobs } from "../../shared/jobs.js";
 import { commandRow } from "./settings_view.js";
 
@@ -13,9 +14,10 @@ export class ExportView {
         this.pushing = new ExportJob(root, "push", "pushing", (wanted) =>
             send(`/api/runs/${encodeURIComponent(this.run)}/push`, wanted),
         );
-        // What was exported is what a person pushes next.
-        this.exporting.done = ({ folder }) => {
-            this.pushing.form.elements.folder.value = folder;
+        // What was exported is what a person uploads next. The next poll reads where it is.
+        this.exporting.done = () => {
+            for (const job of [this.exporting, this.pushing]) job.form.elements.folder.value = "";
+            this.version = null;
         };
         this.clear();
     }
@@ -26,7 +28,9 @@ export class ExportView {
         this.exporting.clear();
         this.pushing.clear();
         field(this.root, "export-weights").textContent = "";
-        field(this.root, "export-template").textContent = "";
+        for (const name of ["export-template", "export-fault", "exported-title", "login"])
+            field(this.root, name).textContent = "";
+        this.root.querySelector('[data-part="exports"]').replaceChildren();
         this.showBenchmarks({ rows: [], caption: "" });
         this.root.querySelector('[data-part="export-rows"]').replaceChildren();
     }
@@ -46,7 +50,10 @@ export class ExportView {
         }
     }
 
-    show({ folder, can_export, has_adapters, caption, rows, pushed, template, benchmarks }) {
+    show(details) {
+        const { folder, can_export, has_adapters, caption, rows, pushed, template } = details;
+        this.showExports(details);
+        field(this.root, "login").replaceChildren(...aboutLogin(details.login));
         this.exporting.form.elements.folder.value ||= folder; // what a person has typed stays
         this.pushing.form.elements.folder.value ||= pushed;
         field(this.root, "export-weights").textContent = caption;
@@ -58,7 +65,15 @@ export class ExportView {
         this.pushing.form.hidden = false;
         const nodes = rows.map(commandRow);
         this.root.querySelector('[data-part="export-rows"]').replaceChildren(...nodes);
-        this.showBenchmarks(benchmarks);
+        this.showBenchmarks(details.benchmarks);
+    }
+
+    showExports({ exports, fault }) {
+        const title = exports.length ? "✓ Exported" : "Not exported yet";
+        field(this.root, "exported-title").textContent = title;
+        field(this.root, "export-fault").textContent = fault;
+        const list = this.root.querySelector('[data-part="exports"]');
+        list.replaceChildren(...exports.map(exportNode));
     }
 
     showBenchmarks({ rows, caption }) {
@@ -68,6 +83,28 @@ export class ExportView {
         card.querySelector("tbody").replaceChildren(...rows.map(benchmarkRow));
         field(this.root, "benchmarks-caption").textContent = caption;
     }
+}
+
+// Whether there is a token is known; whether the hub takes it shows at the upload.
+function aboutLogin(hasToken) {
+    const what = "This uploads your model.";
+    if (hasToken) return [`${what} A Hugging Face token was found on this machine.`];
+    return [`${what} You are not logged in: run `, el("code", {}, "hf auth login"), "."];
+}
+
+function exportNode({ path, about }) {
+    const code = el("code", {}, path);
+    const button = el(
+        "button",
+        {
+            type: "button",
+            class: "rs-small",
+            "aria-label": `Copy path: ${path}`,
+            click: () => copyText(button, code),
+        },
+        "Copy path",
+    );
+    return el("li", {}, el("div", {}, code, el("small", {}, about)), button);
 }
 
 function benchmarkRow({ task, metric, value, asked, weights, when }) {
@@ -103,7 +140,7 @@ class ExportJob {
 
     async start() {
         const { run, form } = this;
-        const button = form.querySelector(".rs-primary");
+        const button = form.querySelector("button");
         button.disabled = true;
         this.report("");
         try {

@@ -4,13 +4,13 @@
 import { el, field, send, setText } from "../../shared/dom.js";
 
 const KINDS = {
-    "": "everything",
-    message: "messages",
-    warning: "warnings and errors",
-    evaluation: "evaluations",
-    checkpoint: "checkpoints and exports",
-    change: "requests and changes",
-    state: "states",
+    "": "Everything",
+    message: "Messages",
+    warning: "Warnings and errors",
+    evaluation: "Evaluations",
+    checkpoint: "Checkpoints and exports",
+    change: "Requests and changes",
+    state: "States",
 };
 const AT_ONCE = 500; // entries that are drawn before a person asks for earlier ones
 const READ_AGAIN = 2000; // ms
@@ -75,7 +75,7 @@ export class LogView {
         const found = this.found();
         const shown = found.slice(-this.most).reverse();
         this.list.replaceChildren(...shown.map(entryNode));
-        if (!shown.length) this.list.replaceChildren(el("li", {}, "Nothing is found."));
+        if (!shown.length) this.list.replaceChildren(el("li", {}, "No entry matches."));
         this.more.hidden = shown.length === found.length;
         const all = (this.entries.length + this.damage.length).toLocaleString("en");
         const count = found.length.toLocaleString("en");

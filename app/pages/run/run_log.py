@@ -139,11 +139,19 @@ def _entry_text(event: Event) -> tuple[str, str] | None:
 
 
 def _checkpoint(event: CheckpointWritten) -> str:
+    """Returns a text on how a checkpoint was written. Older records do not have how long training
+    waited.
+    """
     alone = ", weights alone" if event.holds == "weights" else ""
-    return (
-        f"Checkpoint of step {event.step:,}{alone}: {in_bytes(event.bytes)} in "
-        f"{in_short_time(event.seconds)}."
-    )
+    text = f"Checkpoint of step {event.step:,}{alone}: {in_bytes(event.bytes)} in "
+    text += in_short_time(event.seconds)
+    if event.seconds:
+        text += f" ({in_bytes(event.bytes / event.seconds)}/s)"
+    if event.waited_seconds:
+        text += f"; training waited at most {1e3 * event.waited_seconds:,.0f} ms for it"
+    if event.due_step:
+        text += f"; due after step {event.due_step:,}, postponed while another was written"
+    return f"{text}."
 
 
 def _evaluation(event: EvalFinished) -> str:
@@ -156,14 +164,14 @@ def _evaluation(event: EvalFinished) -> str:
 def _exact(event: ExactMatchMeasured) -> str:
     share = f" ({in_share(event.correct / event.total)})" if event.total else ""
     prompts = counted(event.total, "validation prompt")
-    return f"{event.correct:,} of {prompts} answered exactly as expected{share}."
+    return f"{event.correct:,} of {prompts} answered correctly{share}."
 
 
 def _best(event: BestKept) -> str:
     by = f"validation loss {in_digits(event.loss)}"
     if event.total:
-        by = f"{event.correct:,} of {event.total:,} answered exactly, {by}"
-    return f"The weights of step {event.step:,} are the best so far and are kept: {by}."
+        by = f"{event.correct:,} of {event.total:,} answers right, {by}"
+    return f"Best so far: step {event.step:,}, {by}. Its weights are kept."
 
 
 def _changed(event: SettingsChanged) -> str:
@@ -173,7 +181,7 @@ def _changed(event: SettingsChanged) -> str:
 
 def _asked(event: ControlReceived) -> str:
     values = ", ".join(f"{name} {_plain(value)}" for name, value in event.values.items())
-    return f"Somebody asked for: {event.command}{f' ({values})' if values else ''}."
+    return f"Requested: {event.command}{f' ({values})' if values else ''}."
 
 
 def _plain(value: Any) -> str:
@@ -195,8 +203,8 @@ def _with_reason(word: str, reason: str) -> str:
 
 def _started(event: RunStarted) -> str:
     if event.resumed_step is None:
-        return f"Everything is prepared; {counted(event.total_steps, 'step')} to go."
-    return f"Resumed after step {event.resumed_step:,}, of {counted(event.total_steps, 'step')}."
+        return f"Ready to train {counted(event.total_steps, 'step')}."
+    return f"Resumed after step {event.resumed_step:,} of {event.total_steps:,}."
 
 
 def _ended(event: RunEnded) -> str:

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.labels import in_bytes, in_count, in_digits, in_share, in_short_time, in_step_time
+from app.labels import in_bytes, in_count, in_digits, in_share, in_step_time
 from app.pages.run.places import places
 from app.pages.run.ranks import fullest_gpu
 from app.shared.run_bar import recent_median
 from engine.planning.fit.predictions import QUANTITIES
-from engine.runs.record.events import CheckpointWritten, Comparison, PromptsAnswered
+from engine.runs.record.events import Comparison, PromptsAnswered
 from engine.runs.record.snapshot import RunSnapshot
 from engine.text import counted
 
@@ -108,13 +108,12 @@ def _tile(label: str, value: str, note: str) -> dict[str, str]:
 
 
 def details(snapshot: RunSnapshot) -> dict[str, Any]:
-    """Returns the details of a run apart from its curves: facts, validation answers and files."""
+    """Returns the details of a run apart from its curves: facts and validation answers."""
     return {
         "facts": _facts(snapshot),
         "data": _listed(snapshot.data),
         "plan": _listed(_short(snapshot.plan_choices)),
         "answers": _answers(snapshot),
-        "files": _files(snapshot),
         "forecast": _prediction_check(snapshot),
         "places": places(snapshot),
         "grid": snapshot.plan_grid,
@@ -260,28 +259,3 @@ def prompt_answers(snapshot: RunSnapshot) -> dict[str, Any]:
 
 def _by_prompt(event: PromptsAnswered) -> dict[str, str]:
     return {pair["prompt"]: pair["answer"] for pair in event.answers}
-
-
-def _files(snapshot: RunSnapshot) -> list[str]:
-    checkpoints = [_checkpoint(written) for written in snapshot.checkpoints]
-    exports = [
-        f"Exported step {written.step:,} to {written.path} ({in_bytes(written.bytes)})"
-        for written in snapshot.exports
-    ]
-    return checkpoints + exports
-
-
-def _checkpoint(written: CheckpointWritten) -> str:
-    """Returns a text on how a checkpoint was written. Older records do not have how long training
-    waited.
-    """
-    alone = ", weights alone" if written.holds == "weights" else ""
-    text = f"Checkpoint of step {written.step:,}{alone}: {in_bytes(written.bytes)} in "
-    text += in_short_time(written.seconds)
-    if written.seconds:
-        text += f" ({in_bytes(written.bytes / written.seconds)}/s)"
-    if written.waited_seconds:
-        text += f"; training waited at most {1e3 * written.waited_seconds:,.0f} ms for it"
-    if written.due_step:
-        text += f"; due after step {written.due_step:,}, postponed while another was written"
-    return text

@@ -222,7 +222,6 @@ export class RunPage {
             part.hidden = !details[name].length;
             part.querySelector("dl").replaceChildren(...pairs(details[name]));
         }
-        this.part("files").replaceChildren(...details.files.map((file) => el("li", {}, file)));
         this.part("grid").hidden = !details.grid;
         this.part("grid").querySelector("pre").textContent = details.grid;
         this.part("formula").textContent = details.formula ? `TFLOPS: ${details.formula}` : "";

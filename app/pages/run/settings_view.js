@@ -1,5 +1,5 @@
-// The settings of a run as it ran: its name, note and tags, command lines for it, its YAML, and a
-// new run with the same settings.
+// The settings of a run: those that matter most and those that were changed, its name, note and
+// tags, all settings as YAML, command lines, and a new run with the same settings.
 
 import { copyText, el, field, send } from "../../shared/dom.js";
 import { draftOf } from "./head.js";
@@ -43,12 +43,15 @@ export class SettingsView {
         this.run = null;
         for (const name of ["details-path", "config", "config-problem", "printed"])
             field(this.root, name).textContent = "";
-        this.root.querySelector('[data-part="command-rows"]').replaceChildren();
+        for (const name of ["command-rows", "settings-main"])
+            this.root.querySelector(`[data-part="${name}"]`).replaceChildren();
+        this.root.querySelector('[data-part="settings-changed"]').hidden = true;
         this.form.reset();
         this.report("");
     }
 
     show(details) {
+        this.showSettings(details.settings);
         const { name, note, tags } = this.boxes();
         // What is being typed is not replaced.
         if (!this.form.contains(document.activeElement)) {
@@ -66,6 +69,14 @@ export class SettingsView {
         rows.replaceChildren(...details.commands.map(commandRow));
         this.root.querySelector('[data-part="printed"]').hidden = !details.printed.length;
         field(this.root, "printed").textContent = details.printed.join("\n");
+    }
+
+    showSettings({ main, changed }) {
+        const facts = main.flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]);
+        this.root.querySelector('[data-part="settings-main"]').replaceChildren(...facts);
+        const card = this.root.querySelector('[data-part="settings-changed"]');
+        card.hidden = !changed.length;
+        card.querySelector("tbody").replaceChildren(...changed.map(changedRow));
     }
 
     boxes() {
@@ -96,6 +107,11 @@ export class SettingsView {
         caption.textContent = text;
         caption.classList.toggle("rs-error", isError);
     }
+}
+
+function changedRow({ label, title, value, default: usual }) {
+    const name = el("th", { scope: "row", title }, label);
+    return el("tr", {}, name, el("td", {}, value), el("td", { class: "rs-default" }, usual));
 }
 
 export function commandRow({ label, text }) {

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.form import settings_form
+from app.labels import METHOD_LABELS
 from engine.config.tree import by_dotted_name
 
 SHOWN_DIFFERENCES = 6
 """Largest number of settings in an entry of the queue."""
 METHOD = "train.method"
-METHODS = {"full": "all weights", "lora": "LoRA", "parts": "some parts"}
 _SHOWN_ELSEWHERE = ("name", "model.source", "data.source", "data.title")
 """Settings that an entry of the queue shows anyway."""
 
@@ -61,7 +61,7 @@ def _label(name: str) -> str:
 def _in_words(row: dict[str, Any], text: str) -> str:
     """Returns a setting of a queued run as in "LoRA" or "learning rate 0.005"."""
     if row["title"] == METHOD:
-        return METHODS.get(text, text)
+        return METHOD_LABELS.get(text, text)
     label = row["name"]
     return f"{label[0].lower()}{label[1:]} {text}"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,6 +40,7 @@ from engine.runs.record.following import Follower, catch_up
 from engine.runs.record.run_folder import open_run
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.benchmark_results import latest, read_benchmarks
+from engine.runs.summaries.exports import NotedExport, note_export
 from engine.runtime.host.host_states import HostStates
 from engine.training.checkpoints.checkpoint import CheckpointInfo
 from engine.training.export.export_adapter import save_adapter
@@ -140,6 +142,9 @@ def export_run(
             ends,
         )
         write_model(trained, target, progress, replaces=False)
+        is_adapter = adapters is not None
+        noted = NotedExport(run_id, str(target), step, dtype, is_adapter, time.time())
+        note_export(Path(runs_dir), noted)
         return opened.checkpoint
 
 

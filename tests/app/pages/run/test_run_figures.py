@@ -22,7 +22,6 @@ from app.shared.charts.curve_points import MAX_POINTS, downsample, smooth
 from app.shared.run_bar import ACTIONS, ShownRun, run_bar, sentence
 from app.verdict.step_shares import recent_shares
 from engine.runs.record.events import (
-    CheckpointWritten,
     JobProgressed,
     MemorySampled,
     RunStarted,
@@ -362,15 +361,7 @@ def test_tiles_and_details(finished):
     assert ["Rows", "1,200"] in known["data"]
     assert ["Activation checkpointing", "full"] in known["plan"]
     assert known["facts"][0] == ["Model", "7.62B parameters in 3 units"]
-    assert len(known["files"]) == 4
     assert details(RunSnapshot())["answers"] is None
-    kinds = fold([CheckpointWritten(step=3, bytes=9), CheckpointWritten(step=4, holds="weights")])
-    full, alone = details(kinds)["files"]
-    assert full.startswith("Checkpoint of step 3: ")
-    assert alone.startswith("Checkpoint of step 4, weights alone: ")
-    # While an update is held back, the device may compute, so this is an upper bound.
-    waited = fold([CheckpointWritten(step=3, seconds=2.0, waited_seconds=0.25)])
-    assert "; training waited at most 250 ms for it" in details(waited)["files"][0]
 
 
 def test_figures_are_said_in_words(finished):

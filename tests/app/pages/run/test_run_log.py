@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from app.pages.run.run_log import RunLog
 from engine.runs.record.events import (
+    CheckpointWritten,
     ControlReceived,
     EvalFinished,
     ExportWritten,
@@ -73,15 +74,32 @@ def test_requests_changes_states_and_a_resume_are_entries(tmp_path):
     log = RunLog(path)
     assert texts(log) == [
         "Preparing.",
-        "Everything is prepared; 90 steps to go.",
-        "Somebody asked for: change (train.learning_rate 7e-4).",
+        "Ready to train 90 steps.",
+        "Requested: change (train.learning_rate 7e-4).",
         "From step 10 on: train.learning_rate 7e-4.",
         "Paused: The disk is full.",
-        "Resumed after step 5, of 90 steps.",
+        "Resumed after step 5 of 90.",
     ]
     entries = log.entries()["entries"]
     assert entries[4]["level"] == "warning" and entries[5]["step"] == 5
     assert entries[2]["time"] > entries[0]["time"] > 1_000_000_000
+
+
+def test_a_checkpoint_says_what_it_holds_and_how_long_training_waited(tmp_path):
+    path = tmp_path / "events.jsonl"
+    written = [
+        CheckpointWritten(step=3, bytes=4 << 20, seconds=2.0, waited_seconds=0.25),
+        CheckpointWritten(step=4, holds="weights", due_step=2),
+    ]
+    write_events(path, records(written))
+    full, alone = texts(RunLog(path))
+    # While an update is held back, the device may compute, so this is an upper bound.
+    assert full == (
+        "Checkpoint of step 3: 4.00 MiB in 2.00 s (2.00 MiB/s); training waited at most 250 ms "
+        "for it."
+    )
+    assert alone.startswith("Checkpoint of step 4, weights alone: ")
+    assert alone.endswith("; due after step 2, postponed while another was written.")
 
 
 def test_a_damaged_line_is_told_and_a_torn_one_waits(tmp_path):

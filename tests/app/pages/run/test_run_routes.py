@@ -9,6 +9,7 @@ import io
 import shlex
 import threading
 import time
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
@@ -21,9 +22,10 @@ from engine.errors import RunError
 from engine.runs.record.events import StateChanged
 from engine.runs.record.following import replay
 from engine.runs.record.recorder import RunRecorder
-from engine.runs.record.run_folder import open_run
+from engine.runs.record.run_folder import create_run, open_run
 from engine.runs.summaries.about import write_about
 from engine.runs.summaries.benchmark_results import RESULTS_FILE, append_benchmarks
+from engine.runs.summaries.exports import EXPORTS_FILE, NotedExport, note_export
 from tests.support.folded import fold
 from tests.support.measured import SEVERAL
 from tests.support.routes import wait_for
@@ -332,12 +334,14 @@ def test_export_says_what_to_type_and_whether_the_template_was_checked(session):
         "ollama run roman-numerals",
     ):
         assert words in texts
-    assert home["template"] == "" and home["pushed"] == ""
+    assert home["template"] == "" and home["pushed"] == "" and home["exports"] == []
+    target = session.runs_dir.parent / "exports" / folder.id
+    assert home["folder"] == str(target) and f"vllm serve {target}" in texts
     folder.export_path.mkdir()
     (folder.export_path / "config.json").write_text("{}")
     for content, words in (
         (None, "Its Modelfile is gone"),
-        ('FROM .\nTEMPLATE """x"""\n', "both were compared"),
+        ('FROM .\nTEMPLATE """x"""\n', "checked against the chat template"),
         ("FROM .\n# There is no TEMPLATE here: it has none.\n", "no TEMPLATE: it has none."),
     ):
         if content is not None:
@@ -358,6 +362,59 @@ def test_export_says_what_to_type_for_an_adapter(session):
     assert "AutoPeftModelForCausalLM" in texts and "--enable-lora --lora-modules" in texts
     assert "ollama" not in texts and home["pushed"] == str(folder.export_path.resolve())
     assert home["template"] == "An adapter has no Modelfile; export the whole model for Ollama."
+
+
+def test_an_export_to_another_folder_is_known_and_used(session):
+    folder, runs = finished_run(session), session.runs_dir
+    folder.export_path.mkdir()
+    (folder.export_path / "config.json").write_text("{}")
+
+    def home():
+        return get(session, f"/api/runs/{folder.id}/details").json()["export"]
+
+    # The offered folder is a new one each time.
+    for number in (1, 2):
+        target = Path(home()["folder"])
+        target.mkdir(parents=True)
+        note_export(runs, NotedExport(folder.id, str(target), 7, "bfloat16", False, float(number)))
+        assert home()["exports"][0] == {"path": str(target), "about": "Step 7, model, bfloat16"}
+        assert home()["pushed"] == str(target)
+        assert f"vllm serve {target}" in [row["text"] for row in home()["rows"]]
+    assert [Path(each["path"]).name for each in home()["exports"]] == [
+        f"{folder.id}-2",
+        folder.id,
+        "export",
+    ]
+    target.rmdir()  # one that is gone, one of another run and damage are left out
+    note_export(runs, NotedExport("another", str(runs), 7, "float32", True, 3.0))
+    with (runs / EXPORTS_FILE).open("ab") as file:
+        file.write(b"\xff{}\n")
+    assert len(home()["exports"]) == 2 and home()["pushed"].endswith(folder.id)
+
+
+def test_the_state_of_the_login_is_known_without_asking_the_hub(session, monkeypatch):
+    folder = finished_run(session)
+    for token in ("hf_of_nobody", ""):
+        monkeypatch.setenv("HF_TOKEN", token)
+        monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", "/nowhere/token")
+        details = get(session, f"/api/runs/{folder.id}/details").json()
+        assert details["export"]["login"] is bool(token)
+
+
+def test_the_settings_that_matter_come_first_and_then_what_was_changed(session):
+    config = CONFIG.with_values(
+        {"train.method": "lora", "train.epochs": 3, "train.warmup_steps": 5}
+    )
+    folder = create_run(session.runs_dir, config)
+    shown = get(session, f"/api/runs/{folder.id}/details").json()["settings"]
+    main = dict(shown["main"])
+    assert len(main) == 8 and main["Trained"].startswith("LoRA, rank ")
+    assert main["Length"] == "3 passes over the data"
+    (row,) = shown["changed"]
+    assert (row["title"], row["value"]) == ("train.warmup_steps", "5") and row["default"] != "5"
+    (folder.path / "config.yaml").unlink()
+    shown = get(session, f"/api/runs/{folder.id}/details").json()["settings"]
+    assert shown == {"main": [], "changed": []}
 
 
 def test_export_has_the_benchmarks_of_the_weights(session):

@@ -7,6 +7,7 @@ import json
 import plotly.graph_objects as go
 import pytest
 
+from app.form.settings_form import settings
 from app.pages.runs.comparison import (
     COLORS,
     CURVE_POINTS,
@@ -25,6 +26,7 @@ from engine.runs.record.events import ExactMatchMeasured
 from tests.support import folded
 from tests.support.synthetic_run import records, run_events
 
+LABELS = {setting.dotted: setting.label for setting in settings()}
 CONFIG = TrainConfig.from_dict({"name": "Run", "model": {"source": "m"}, "data": {"source": "d"}})
 
 
@@ -107,7 +109,7 @@ def test_only_settings_that_differ_are_listed():
     other = {"train.learning_rate": 1e-4, "train.epochs": 2.0, "name": "other"}
     runs = [compared("a").settings, compared("b", settings=other).settings]
     assert differing_settings(runs) == [
-        {"name": "Epochs", "title": "train.epochs", "texts": ["null", "2.0"]},
+        {"name": LABELS["train.epochs"], "title": "train.epochs", "texts": ["null", "2.0"]},
         {"name": "Learning rate", "title": "train.learning_rate", "texts": ["1e-05", "0.0001"]},
     ]
     mix = [{"source": "a.jsonl", "weight": 2}]

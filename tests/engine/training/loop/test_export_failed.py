@@ -71,7 +71,7 @@ def test_list_page_and_terminal_say_so_until_it_is_exported(unexported, runs):
     saved = saved_steps(run.folder.checkpoints_path)
     row = run_row(listed, Weights(saved=saved))
     assert (row["word"], row["tone"]) == ("Finished, export failed", "warn")
-    assert "export" in row["actions"] and row["export_folder"] == str(run.folder.export_path)
+    assert "export" in row["actions"]
     assert "finished, export failed" in runs_as_text(runs, False)
     assert ended.reason in runs_as_text(runs, False)
     (found,) = json.loads(runs_as_text(runs, True))
@@ -90,7 +90,7 @@ def test_list_page_and_terminal_say_so_until_it_is_exported(unexported, runs):
     (again,) = list_runs(runs)
     assert again.state_text == "finished" and run_row(again)["word"] == "Finished"
     assert head_of(Session(runs), run.id)["bar"]["word"] == "Finished"
-    assert run_details(run.folder)["export"]["folder"] == f"exports/{run.id}"
+    assert run_details(run.folder)["export"]["folder"].endswith(f"exports/{run.id}")
 
 
 def head_of(session: Session, run_id: str) -> dict:

@@ -1,0 +1,181 @@
+"""What the view Export shows of a run: where its model was exported to, what can be exported, and
+how to use it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from app.pages.run.benchmark_rows import benchmark_table
+from engine import safe_files
+from engine.config.export_choice import ExportFrom
+from engine.errors import RamstreamError
+from engine.model.lora.peft_folder import CONFIG as ADAPTER_CONFIG
+from engine.paths import program_command
+from engine.runs.record.run_folder import RunFolder
+from engine.runs.summaries.benchmark_results import read_benchmarks
+from engine.runs.summaries.exports import noted_exports
+from engine.safe_files import FileFault
+from engine.training.checkpoints.saved_on_disk import SavedSteps, saved_steps
+from engine.training.export.modelfile import MODELFILE
+from engine.training.export.serve_commands import adapter_to_type, what_to_type
+
+
+@dataclass(frozen=True)
+class _Exported:
+    """A folder with the exported model."""
+
+    path: str
+    about: str
+    is_adapter: bool
+
+
+def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]:
+    """Returns the `exports` of a run, the newest first, with why its own cannot be used (`fault`);
+    which weights an export takes (`caption`), and the `folder` it is offered; `rows` with commands
+    that use the newest export, and the benchmarks of the weights. `login` says whether this machine
+    has a token of the Hugging Face hub.
+    """
+    there = saved_steps(folder.checkpoints_path, folder.best_path)
+    saved = there.exported(_export_from(folder))
+    own, fault = _own_export(folder, there)
+    exports = [*_other_exports(folder), *own]
+    is_owed = has_export_failed and not folder.has_export
+    own_path = str(folder.path.resolve() / folder.export_path.name)
+    target = own_path if is_owed else _free_folder(folder)
+    loaded = exports[0] if exports else _Exported(target, "", False)
+    typed = what_to_type(loaded.path, _ollama_name(folder))
+    if loaded.is_adapter:
+        typed = adapter_to_type(loaded.path, _ollama_name(folder), _base_of(folder))
+    rows = [{"label": label, "text": text} for label, text in typed]
+    if saved is not None:
+        runs = str(folder.path.resolve().parent)
+        command = shlex.join(["export", folder.id, target, "--runs-dir", runs])
+        rows.append({"label": "Export without a browser", "text": f"{program_command()} {command}"})
+    if saved is not None or exports:
+        rows.append({"label": "Measure it on benchmarks", "text": _eval_command(folder)})
+    return {
+        "exports": [{"path": each.path, "about": each.about} for each in exports],
+        "fault": fault,
+        "caption": _caption(saved, there),
+        "folder": target,
+        "can_export": saved is not None,
+        "has_adapters": _has_adapters(folder),
+        "rows": rows,
+        "pushed": exports[0].path if exports else "",
+        "login": _has_login(),
+        "benchmarks": benchmark_table(read_benchmarks(folder.path)),
+        "template": _template_text(folder, own[0].is_adapter) if exports == own and own else "",
+    }
+
+
+def _caption(saved: int | None, there: SavedSteps) -> str:
+    if saved is None:
+        return "No checkpoint is saved, so there is nothing to export."
+    which = "best model" if saved == there.best else "newest checkpoint"
+    return f"Exports the {which}, step {saved:,}."
+
+
+def _own_export(folder: RunFolder, there: SavedSteps) -> tuple[list[_Exported], str]:
+    """Returns the export in the run's folder, if there is one, and why it cannot be used."""
+    if not folder.has_export:
+        return [], ""
+    path = folder.path.resolve() / folder.export_path.name
+    try:
+        folder.checked_export()
+    except OSError as error:
+        reason = str(error) if isinstance(error, FileFault) else f"{error.strerror}: {path}."
+        return [], f"The run's own export cannot be used: {reason}"
+    step = there.exported(_export_from(folder))
+    which = "Best model" if step is not None and step == there.best else "Model"
+    words = which if step is None else f"{which} (step {step:,})"
+    is_adapter = safe_files.is_file(folder.export_path / ADAPTER_CONFIG, folder.root)
+    return [_Exported(str(path), f"{words}; only your account can read it", is_adapter)], ""
+
+
+def _other_exports(folder: RunFolder) -> list[_Exported]:
+    found = []
+    for noted in noted_exports(folder.root, folder.id):
+        what = "adapters" if noted.is_adapter else "model"
+        about = f"Step {noted.step:,}, {what}, {noted.dtype}"
+        found.append(_Exported(noted.path, about, noted.is_adapter))
+    return found
+
+
+def _free_folder(folder: RunFolder) -> str:
+    """Returns a folder for the next export, which is not there yet: beside the folder of runs."""
+    exports = folder.path.resolve().parent.parent / "exports"
+    target, number = exports / folder.id, 2
+    while target.exists():
+        target, number = exports / f"{folder.id}-{number}", number + 1
+    return str(target)
+
+
+def _has_login() -> bool:
+    """Returns whether there is a token of the hub. Whether the hub takes it is not asked."""
+    from huggingface_hub.utils import get_token  # this import takes long
+
+    return bool(get_token())
+
+
+def _has_adapters(folder: RunFolder) -> bool:
+    try:
+        return folder.config.train.method == "lora"
+    except RamstreamError:
+        return False
+
+
+def _eval_command(folder: RunFolder) -> str:
+    """Returns the command that asks a first task; the person names others in its place."""
+    runs = str(folder.path.resolve().parent)
+    command = shlex.join(["eval", folder.id, "--tasks", "arc_easy", "--runs-dir", runs])
+    return f"{program_command()} {command}"
+
+
+def _base_of(folder: RunFolder) -> str:
+    """Returns the model to which the adapters of a run belong."""
+    try:
+        return folder.config.model.source
+    except RamstreamError:
+        return "BASE_MODEL"
+
+
+def _export_from(folder: RunFolder) -> ExportFrom:
+    try:
+        return folder.config.output.export_from
+    except RamstreamError:
+        return "last"
+
+
+def _ollama_name(folder: RunFolder) -> str:
+    """Returns a name for the model in Ollama, which takes small letters, digits and dashes."""
+    parts = re.findall(r"[a-z0-9]+", settings_name(folder).lower())
+    return "-".join(parts) or "my-model"
+
+
+def _template_text(folder: RunFolder, is_adapter: bool) -> str:
+    """Returns a text on the template in the Modelfile of a run's export."""
+    try:
+        content = safe_files.read_bytes(folder.export_path / MODELFILE, folder.root)
+    except FileFault as error:
+        return f"Its Modelfile cannot be read: {error.strerror}."
+    except OSError:
+        if is_adapter:
+            return "An adapter has no Modelfile; export the whole model for Ollama."
+        return "Its Modelfile is gone; export the model again for Ollama."
+    text = content.decode("utf-8", "replace")
+    if "\nTEMPLATE " in text:
+        return "Includes an Ollama Modelfile, checked against the chat template."
+    why = re.search(r"^# There is no TEMPLATE here: (.*)$", text, re.MULTILINE)
+    return f"Its Modelfile has no TEMPLATE: {why[1] if why else 'it was changed by hand.'}"
+
+
+def settings_name(folder: RunFolder) -> str:
+    """Returns the name in the settings of a run, or its id where they cannot be read."""
+    try:
+        return folder.config.name
+    except RamstreamError:
+        return folder.id
