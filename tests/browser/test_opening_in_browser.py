@@ -60,3 +60,18 @@ def test_the_first_tab_offers_to_skip_the_sidebar_and_the_address_stays(blank, s
     assert blank.url == f"{server.address}/?show=runs"
     blank.keyboard.press("Tab")
     assert blank.evaluate("document.activeElement.closest('#rs-main') !== null")
+
+
+def test_a_list_of_the_form_keeps_the_focus_when_something_was_chosen_in_it(page):
+    box = page.get_by_role("combobox", name="Start from a preset")
+    before = box.input_value()
+    box.focus()
+    expect(page.get_by_role("option").first).to_be_visible()
+    for key in ("ArrowDown", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    expect(box).not_to_have_value(before)
+    expect(page.get_by_role("option")).to_have_count(0)
+    expect(box).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(box).not_to_be_focused()
+    assert page.evaluate("document.activeElement !== document.body")

@@ -2,6 +2,7 @@
 //
 // Everything shown arrives as JSON and is set with textContent; nothing is ever parsed as markup.
 
+import { keepFocus } from "./kept_focus.js";
 import { mount } from "./mounts.js";
 import { connection } from "./poller.js";
 import { draw } from "./router.js";
@@ -11,6 +12,7 @@ import { page } from "./state.js";
 if (page.place.run) Object.assign(page, { run: page.place.run, chosen: true });
 
 draw();
+keepFocus();
 
 // Gradio may have created places before this script ran; from here on it passes them directly.
 const waiting = window.ramstreamPlaces ?? [];
