@@ -17,7 +17,8 @@ from typing import Any
 from app.form.own_precision import own_precision
 from app.form.settings_form import shown_changes, shown_values
 from engine.config.preference_settings import OBJECTIVE
-from engine.config.settings import TrainConfig
+from engine.config.settings import OptimConfig, TrainConfig
+from engine.planning.shape.catalog import catalog
 
 Shown = Mapping[str, Any]
 OF_THE_DATA = ("data.format", "data.split")
@@ -52,6 +53,8 @@ def derived_defaults(
         _derive_micro_batch(after, changes, notes)
     if "model.source" in changed and "model.dtype" not in changed:
         changes["model.dtype"] = own_precision(str(after["model.source"] or ""))
+    if "model.source" in changed and "train.learning_rate" not in changed:
+        _derive_rate_of_model(after, changes)
     if "data.source" in changed:
         defaults = default_values()
         changes |= {name: defaults[name] for name in OF_THE_DATA if name not in changed}
@@ -81,14 +84,32 @@ def _derive_micro_batch(after: Shown, changes: dict[str, Any], notes: list[str])
             )
 
 
+def _derive_rate_of_model(after: Shown, changes: dict[str, Any]) -> None:
+    """A published model forgets all it knows at the rate of a tiny one."""
+    known = {name for entry in catalog() for name in (entry.id, *entry.also)}
+    with contextlib.suppress(ValueError, TypeError):
+        too_high = float(after["train.learning_rate"]) > HIGHEST_OF_ADAPTERS
+        if too_high and str(after["model.source"]).strip() in known:
+            usual = OptimConfig().learning_rate
+            rate = rate_of_adapters(usual) if after["train.method"] == "lora" else usual
+            changes |= shown_changes({"train.learning_rate": rate})
+
+
 def _derive_rate(before: Shown, after: Shown, changes: dict[str, Any]) -> None:
     with contextlib.suppress(ValueError, TypeError):
         rate = float(after["train.learning_rate"])
-        if after["train.method"] == "lora" and rate < HIGHEST_OF_ADAPTERS:
-            rate = min(HIGHEST_OF_ADAPTERS, max(LOWEST_OF_ADAPTERS, 10 * rate))
+        if after["train.method"] == "lora":
+            rate = rate_of_adapters(rate)
         elif before["train.method"] == "lora" and rate <= HIGHEST_OF_ADAPTERS:
             rate /= 10
         changes |= shown_changes({"train.learning_rate": rate})
+
+
+def rate_of_adapters(rate: float) -> float:
+    """Returns the learning rate of adapters in place of all weights, which had `rate`."""
+    if rate >= HIGHEST_OF_ADAPTERS:
+        return rate
+    return min(HIGHEST_OF_ADAPTERS, max(LOWEST_OF_ADAPTERS, 10 * rate))
 
 
 def run_title(shown: Shown) -> str:

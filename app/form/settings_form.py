@@ -43,7 +43,7 @@ SECTION_TITLES = {
     "data.columns": "Columns of the data",
     "train": "Training",
     "preference": "Preferences",
-    "engine": "Engine",
+    "engine": "Engine (experts)",
     "output": "Output",
 }
 

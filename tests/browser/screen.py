@@ -130,6 +130,8 @@ def fill(page: Page, field: str, text: str) -> None:
         expect(where).to_be_visible()
     elif not where.is_visible() and page.locator(FOLDED).is_visible():
         open_other_settings(page)
+        if not where.is_visible():
+            unfold_sections(page)
     for _ in range(3):
         where.fill("")
         where.press_sequentially(text)
@@ -138,6 +140,12 @@ def fill(page: Page, field: str, text: str) -> None:
         page.wait_for_timeout(500)  # Gradio had not filled the box yet, and did so meanwhile
     expect(where).to_have_value(text)
     where.press("Tab")
+
+
+def unfold_sections(page: Page) -> None:
+    """Opens the sections that are folded among the other settings."""
+    for title in page.locator(".rs-fold[aria-expanded=false]").all():
+        title.click()
 
 
 FOLDED = ".rs-rest > button"

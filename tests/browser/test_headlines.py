@@ -172,7 +172,7 @@ def test_a_column_mapping_ends_with_its_data(page, tmp_path):
     mapping = page.locator(".rs-mapping")
     mapping.locator("[data-role=prompt]").select_option(label="Frage")
     mapping.locator("[data-role=completion]").select_option(label="Wohin")
-    expect(mapping).to_contain_text("as you chose")
+    expect(mapping).to_contain_text("Columns (your choice)")
     expect(page.locator("#start")).to_be_enabled()
     fill(page, "data.source", "assets/starter.jsonl")
     expect(page.locator(".rs-preview mark").nth(1)).to_have_text(re.compile("^[MDCLXVI]+<"))

@@ -43,18 +43,16 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     box.fill(str(path))
     box.press("Enter")
     mapping = page.locator(".rs-mapping")
-    expect(mapping).to_contain_text("a guess, please check")
+    expect(mapping).to_contain_text("Check your columns")
     expect(mapping).to_have_attribute("open", "")
     expect(mapping.locator("tbody th")).to_have_text(["nr", HOSTILE, "Wohin", "notes"])
 
     expect(page.locator("#start")).to_be_disabled()
-    expect(page.locator(".rs-reasons")).to_contain_text(
-        "A run would refuse the names of these columns"
-    )
+    expect(page.locator(".rs-reasons")).to_contain_text("Which column is the question")
 
     mapping.locator("[data-role=prompt]").select_option(label=HOSTILE)
     mapping.locator("[data-role=completion]").select_option(label="Wohin")
-    expect(mapping).to_contain_text("as you chose")
+    expect(mapping).to_contain_text("Columns (your choice)")
     trained = page.locator(".rs-preview ol li").first.locator("mark")
     expect(trained).to_contain_text("it is 1")
     expect(page.locator(".rs-preview ol li").first.locator("span").first).to_contain_text(
@@ -63,7 +61,7 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     expect(mapping.locator("tr", has_text=HOSTILE).locator("td").last).to_have_text("prompt")
 
     page.wait_for_selector("#start:not([disabled])")
-    expect(page.get_by_text("A run would refuse the names of these columns")).to_have_count(0)
+    expect(page.get_by_text("Which column is the question")).to_have_count(0)
     page.locator("#start").click()
     page.wait_for_url(OPENED_RUN)
     expect(page.locator(".rs-bar")).to_contain_text(re.compile("Stop and save"))
@@ -76,11 +74,11 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     # Going by the names again, and a row that is a text: by keyboard alone.
     open_page(page, "new")
     mapping.get_by_role("button", name="Go back to automatic").press("Enter")
-    expect(mapping).to_contain_text("a guess, please check")
+    expect(mapping).to_contain_text("Check your columns")
     kind = mapping.locator("[data-role=kind]")
     kind.focus()
     kind.press("End")
-    expect(mapping).to_contain_text("as you chose")
+    expect(mapping).to_contain_text("Columns (your choice)")
     expect(page.locator(".rs-preview-head")).to_contain_text("Read as text")
     assert page.evaluate("window.broken") is None
 
@@ -110,11 +108,11 @@ def test_a_column_chosen_while_the_same_data_are_read_again_stays(page, tmp_path
     box.fill(str(path))
     box.press("Enter")
     mapping = page.locator(".rs-mapping")
-    expect(mapping).to_contain_text("a guess, please check")
+    expect(mapping).to_contain_text("Check your columns")
     page.evaluate(CHOOSE_WHILE_READ, "nr")
     box.press("Enter")
     page.wait_for_function("window.chosenWhileRead")
-    expect(mapping).to_contain_text("as you chose")
+    expect(mapping).to_contain_text("Columns (your choice)")
     expect(mapping.locator("tr", has_text="nr").locator("td").last).to_have_text("completion")
     # Two choices in a row, the second one before the answer to the first.
     mapping.locator("[data-role=completion]").select_option(label="notes")
@@ -154,9 +152,7 @@ def test_columns_of_a_mix_are_chosen_source_by_source(page, tmp_path):
     )
     box.press("Enter")
     mapping = page.locator(".rs-mapping")
-    expect(mapping.locator("summary")).to_contain_text(
-        "in first.jsonl (2 of 3) · a guess, please check"
-    )
+    expect(mapping.locator("summary")).to_contain_text("Check your columns in first.jsonl (2 of 3)")
     expect(page.locator("#start")).to_be_disabled()
     # What was typed since is not lost to columns of the data before.
     text = box.input_value()
@@ -168,10 +164,12 @@ def test_columns_of_a_mix_are_chosen_source_by_source(page, tmp_path):
     )
     mapping.get_by_role("button", name="Use these columns").click()
     expect(mapping.locator("summary")).to_contain_text(
-        "in second.jsonl (3 of 3) · a guess, please check"
+        "Check your columns in second.jsonl (3 of 3)"
     )
     mapping.locator("[data-role=prompt]").select_option(label="c")  # the two change places
-    expect(mapping.locator("summary")).to_contain_text("in first.jsonl (2 of 3) · as you chose")
+    expect(mapping.locator("summary")).to_contain_text(
+        "Columns (your choice) in first.jsonl (2 of 3)"
+    )
     expect(page.locator("#start")).to_be_enabled()
     assert yaml.safe_load(box.input_value()) == [
         {"source": usual, "weight": 3},
@@ -183,7 +181,5 @@ def test_columns_of_a_mix_are_chosen_source_by_source(page, tmp_path):
     ).to_contain_text("plus 1 is")
 
     mapping.get_by_role("button", name="Go back to automatic").click()
-    expect(mapping.locator("summary")).to_contain_text(
-        "in first.jsonl (2 of 3) · a guess, please check"
-    )
+    expect(mapping.locator("summary")).to_contain_text("Check your columns in first.jsonl (2 of 3)")
     assert "columns" not in yaml.safe_load(box.input_value())[1]

@@ -111,7 +111,7 @@ def test_a_table_becomes_a_model_that_is_exported(page, server, tmp_path, hands)
     expect(mapping.locator("tbody th")).to_have_text(["Nr.", "Wohin?", "Frage (Kunde)"])
     # The guess goes by the texts; this person wants it the other way round.
     hands.choose(".rs-mapping [data-role=prompt]", "Wohin?")
-    expect(mapping).to_contain_text("as you chose")
+    expect(mapping).to_contain_text("Columns (your choice)")
     expect(page.locator(".rs-preview ol li mark").first).to_contain_text("0 plus 1 is")
 
     run_length = page.locator(".rs-run-length [data-field=length]")

@@ -53,7 +53,7 @@ def test_a_dropped_table_is_uploaded_mapped_and_can_be_started(page, server):
     expect(page.locator("#start")).to_be_disabled()
     mapping.locator("[data-role=prompt]").select_option(label="Frage")
     mapping.locator("[data-role=completion]").select_option(label="Wohin")
-    expect(mapping).to_contain_text("as you chose")
+    expect(mapping).to_contain_text("Columns (your choice)")
     expect(page.locator(".rs-preview ol li mark").first).to_contain_text("it is 1")
     expect(page.locator("#start")).to_be_enabled()
 

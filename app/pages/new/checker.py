@@ -23,11 +23,12 @@ from app.form.settings_form import (
     settings,
     shown_changes,
 )
-from app.pages.new.data_figures import lengths_figure, lengths_text
+from app.pages.new.data_figures import lengths_figure, lengths_text, packing_text
 from app.pages.new.draft import Draft
 from app.pages.new.faults import unforeseen
-from app.pages.new.fit_panel import Beside, fit_panel, shown_suggestions, unchecked
+from app.pages.new.fit_panel import Beside, fit_panel, unchecked
 from app.pages.new.fitting import fitting
+from app.pages.new.fixes import best_suggestions, fix_of, fix_of_passes
 from app.pages.new.model_cards import model_cards, rounded_machine
 from app.pages.new.receipt import job_lines
 from app.pages.new.run_length import RunLength, Sample, run_length, run_length_text
@@ -62,10 +63,8 @@ SMALLER_SHOWN = 3
 SAMPLES_KEPT = 32
 """Number of data sets whose measurements are kept."""
 NO_TOKENIZER = "The tokenizer of the model is missing."
-UNKNOWN_COLUMNS = (
-    "A run would refuse the names of these columns: say which one is what, in the preview of the "
-    "data."
-)
+UNKNOWN_COLUMNS = "Which column is the question, and which the answer?"
+TO_CONFIRM = "One thing to confirm"
 UNUSED_FLAGS = "data.unused_flags"
 TAKEN_OVER = (
     "source",
@@ -136,9 +135,11 @@ class Checker:
         except Exception as error:  # noqa: BLE001  the page shows any fault of the program
             return unchecked("Cannot be checked", unforeseen(error))
         found = self._run_length(config)
-        remarks = [*notes, *(as_labeled(warning.text) for warning in setting_warnings(config))]
+        warnings = {as_labeled(each.text): each for each in setting_warnings(config)}
+        fixes = {text: fix_of(warning, config) for text, warning in warnings.items()}
         if found is not None and found.warning:
-            remarks.append(found.warning)
+            fixes[found.warning] = fix_of_passes(found)
+        remarks = [*notes, *fixes]
         seconds = _run_seconds(report, found)
         text = run_length_text(config, found, seconds)
         # These are asked outside the cached estimate: a package may be installed meanwhile.
@@ -149,6 +150,8 @@ class Checker:
         busy = self._session.why_not_start()
         beside = Beside(
             remarks=remarks,
+            fixes=fixes,
+            rate=config.train.learning_rate,
             tracked=tracked,
             job=job_lines(config, found),
             run_length=text,
@@ -301,7 +304,7 @@ class Checker:
 
     def _timed_now(self, config: TrainConfig, machine: Machine, rates: int) -> FitReport:
         report = self._estimate(config, machine, rates)
-        shown = replace(report, suggestions=shown_suggestions(report.suggestions))
+        shown = replace(report, suggestions=best_suggestions(report.suggestions))
         shape = shape_of_run(config)
         return with_times(shown, config, machine, shape, coarse=True, adapted=adapted_shape)
 
@@ -330,6 +333,7 @@ class Checker:
             "rows": [_shortened(row) for row in found["rows"]],
             "lengths": lengths_figure(found),
             "caption": lengths_text(found),
+            "packing": packing_text(found),
         }
 
 
@@ -401,7 +405,7 @@ def _to_confirm(data: DataConfig, names: list[str] | None) -> dict[str, Any]:
 def _finding(found: dict[str, Any]) -> dict[str, Any] | None:
     """Returns what stands against training on the data of an engine's preview, or None."""
     if (found["mapping"] or {}).get("refused"):
-        return {"text": UNKNOWN_COLUMNS, "blocks": True}
+        return {"text": UNKNOWN_COLUMNS, "blocks": True, "headline": TO_CONFIRM, "asks": True}
     if not found["untrainable"]:
         return _endless(found["endless"])
     # Rows that were not read may have something to train on.

@@ -67,31 +67,34 @@ def _bar_text(low: int, high: int) -> str:
 
 
 def lengths_text(preview: Mapping[str, Any]) -> str:
-    """Returns a sentence about the lengths and, if rows are packed, how full they are. It is empty
-    if there are no examples.
-    """
+    """Returns how long an example is and how many are cut. It is empty if there are no examples."""
     lengths = preview["lengths"]
     if not lengths:
         return ""
     if min(lengths) < max(lengths):
-        text = (
-            f"Examples have {min(lengths):,} to {max(lengths):,} tokens, "
-            f"with a median of {statistics.median(lengths):,.0f}"
-        )
+        median = round(statistics.median(lengths))
+        text = f"Typical example: {median:,} tokens ({min(lengths):,}–{max(lengths):,})."
     else:
-        text = f"Every example has {lengths[0]:,} tokens"
-    rows = preview["packed_rows"]
-    if rows is not None:
-        verb = "fills" if len(lengths) == 1 else "fill"
-        text += (
-            f"; packed, {counted(len(lengths), 'example')} {verb} {counted(rows, 'row')} of "
-            f"{preview['max_seq_len']:,} tokens to {preview['percent_filled']:g} %"
-        )
+        text = f"Every example has {lengths[0]:,} tokens."
     cut = preview["rows_cut"]
     if cut:
         verb = "is" if cut == 1 else "are"
         text += (
-            f"; {counted(cut, 'example')} of more than {preview['max_seq_len']:,} tokens {verb} cut"
+            f" {counted(cut, 'example')} of more than {preview['max_seq_len']:,} tokens {verb} cut."
         )
+    else:
+        text += " None is cut."
     texts = preview.get("text_rows")
-    return f"{text}. {texts}" if texts else f"{text}."
+    return f"{text} {texts}" if texts else text
+
+
+def packing_text(preview: Mapping[str, Any]) -> str:
+    """Returns how full packed rows are; empty without packing."""
+    count, rows = len(preview["lengths"]), preview["packed_rows"]
+    if rows is None or not count:
+        return ""
+    verb = "fills" if count == 1 else "fill"
+    return (
+        f"Packed, {counted(count, 'example')} {verb} {counted(rows, 'row')} of "
+        f"{preview['max_seq_len']:,} tokens to {preview['percent_filled']:g} %."
+    )

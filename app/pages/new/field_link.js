@@ -45,6 +45,7 @@ export class FieldLink {
             return;
         }
         if (tries === TRIES) unfold();
+        document.getElementById(this.field)?.closest(".rs-folded")?.classList.remove("rs-folded");
         const { field } = this;
         if (tries > 0) {
             setTimeout(() => {

@@ -25,12 +25,12 @@ export const differ = (one, other) => JSON.stringify(one) !== JSON.stringify(oth
 // keeps its headline.
 export function withFinding(fit, finding) {
     if (!finding) return fit;
-    const { text, blocks, headline = HEADLINES[blocks] } = finding;
+    const { text, blocks, asks, headline = HEADLINES[blocks] } = finding;
     const isBad = fit.tone === "bad";
     const judged = {
         ...fit,
         headline: isBad ? fit.headline : headline,
-        tone: blocks || isBad ? "bad" : "warn",
+        tone: (blocks && !asks) || isBad ? "bad" : "warn",
         reasons: [...new Set([text, ...fit.reasons])],
     };
     if (!blocks) return judged;

@@ -6,12 +6,13 @@ A fit panel is plain data for `train.js`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from app.form.settings_form import as_labeled, shown_changes
+from app.form.settings_form import as_labeled
 from app.labels import in_bytes, in_count
 from app.pages.new.fit_figures import fit_figure, item_color
+from app.pages.new.fixes import best_suggestions, suggestion_card
 from app.pages.new.receipt import TO_MEASURE, clock, queue_text
 from app.pages.new.run_length import RunLength
 from app.shared.pool_labels import (
@@ -26,8 +27,6 @@ from engine.planning.fit.pool import PoolPart
 from engine.planning.fit.pool_costs import Costs
 from engine.planning.fit.report import HOST_WATTS, FitReport
 from engine.planning.fit.requirements import FitStatus, Part
-from engine.planning.fit.suggestion_options import METHOD
-from engine.planning.fit.suggestions import Suggestion
 from engine.text import counted, in_hours, in_seconds
 
 HEADLINES = {
@@ -39,35 +38,24 @@ HEADLINES = {
 LACKS = "Fits, but something is missing"
 HELP = {
     FitStatus.FITS: "",
-    FitStatus.TIGHT: "One click leaves more room:",
-    FitStatus.DOES_NOT_FIT: "One click makes it fit:",
+    FitStatus.TIGHT: "To leave more room",
+    FitStatus.DOES_NOT_FIT: "Make it fit",
 }
 """Sentence above the suggestions."""
 BARS = {PartName.GPU: "GPU memory", PartName.HOST: "RAM", PartName.DISK: "Disk"}
 SHORT_LABELS = BARS | {PartName.GPU: "GPU"}
-SUGGESTIONS_SHOWN = 4
-"""Largest number of suggestions on the page: three, and the one that trains adapters."""
 
 
-def shown_suggestions(suggestions: Sequence[Suggestion]) -> tuple[Suggestion, ...]:
-    """Returns the first suggestions of a report, and the one that trains adapters even if others
-    come before it.
-    """
-    adapters = [suggestion for suggestion in suggestions if METHOD in suggestion.changes]
-    others = [suggestion for suggestion in suggestions if suggestion not in adapters]
-    shown = [*others[: SUGGESTIONS_SHOWN - 1], *adapters]
-    return tuple(suggestion for suggestion in suggestions if suggestion in shown)
-
-
-def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[str, Any]:
+def unchecked(headline: str, sentence: str, wrong: str | None = None) -> dict[str, Any]:
     """Returns the fit panel of a draft that has no estimate; `sentence` is the reason.
 
-    `field` is the id of the component with the invalid value. The keys are those of `fit_panel`.
+    `wrong` is the id of the component with the invalid value. The keys are those of `fit_panel`.
     """
     return {
         "tone": "bad",
         "headline": headline,
         "reasons": [sentence],
+        "fixes": {},
         "job": [],
         "clock": clock(None, ""),
         "lives": "",
@@ -83,7 +71,7 @@ def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[st
         "length": None,
         "smaller": [],
         "model": None,
-        "field": field,
+        "field": wrong,
         "can_start": False,
         "can_queue": False,
         "queue_text": "",
@@ -97,10 +85,14 @@ class Beside:
 
     remarks: Sequence[str] = ()
     """Sentences that a person should read before a start."""
+    fixes: Mapping[str, Any] = field(default_factory=dict)
+    """By sentence, the button that ends what it is about."""
     tracked: Sequence[str] = ()
     """Where curves also go, in sentences."""
     job: Sequence[str] = ()
     """The run in lines: its model and method, its data and length."""
+    rate: float = 0.0
+    """The learning rate of the draft."""
     run_length: str = ""
     """What the length of the run means."""
     length: RunLength | None = None
@@ -133,8 +125,8 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
     if beside.lacks:
         why_not = beside.lacks
         tone, headline = "bad", LACKS if fits else headline
-    shown = shown_suggestions(report.suggestions)
-    suggestions = [_suggestion(suggestion) for suggestion in shown]
+    shown = best_suggestions(report.suggestions)
+    suggestions = [suggestion_card(suggestion, report, beside.rate) for suggestion in shown]
     on_gpu = report.choices["device"] != "cpu"
     has_times = bool(report.time["step_seconds"])
     has_costs = fits and has_times and on_gpu
@@ -148,13 +140,14 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         "headline": headline,
         "reasons": [
             *([beside.lacks] if beside.lacks else []),
-            *map(as_labeled, report.reasons),
+            *map(as_labeled, report.reasons[_failing(report) :]),
             *beside.remarks,
             *on_disk,
             *beside.tracked,
         ],
         "job": list(beside.job),
         "clock": clock(beside.run_seconds, _why_no_time(report)) if fits else clock(None, ""),
+        "fixes": dict(beside.fixes),
         "lives": lives,
         "lives_more": more,
         "legend": legend(report.pool),
@@ -179,26 +172,10 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
     }
 
 
-def _suggestion(suggestion: Suggestion) -> dict[str, Any]:
-    """Returns a suggestion with its text for a button. The first line has what changes and what the
-    job then takes, the second one how long a step takes, which units move and what happens to
-    results.
-    """
-    text = suggestion.exactness_text
-    if suggestion.places:
-        text = f"{suggestion.places} {text}"
-    if suggestion.time_text:
-        text = f"{_capital(suggestion.time_text)}. {text}"
-    return {
-        "text": f"{as_labeled(suggestion.text)}\n{text}",
-        "changes": shown_changes(suggestion.changes),
-        "exactness": [kind.value for kind in suggestion.exactness],
-        "seconds": suggestion.seconds,
-    }
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
+def _failing(report: FitReport) -> int:
+    """Returns the number of parts that do not fit: so many reasons say what the bars show."""
+    parts = (report.host, report.gpu, report.disk)
+    return sum(part is not None and part.status == FitStatus.DOES_NOT_FIT for part in parts)
 
 
 def _size_text(report: FitReport) -> str:

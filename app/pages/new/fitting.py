@@ -8,7 +8,7 @@ from typing import Any
 
 from app.pages.new.run_length import RunLength
 from engine.config.preference_settings import OBJECTIVE
-from engine.config.settings import TrainConfig
+from engine.config.settings import AUTO, TrainConfig
 
 LEAST_STEPS = 8
 """Number of steps of a pass below which the batch is made smaller."""
@@ -28,7 +28,7 @@ def fitting(config: TrainConfig, data_format: str, found: RunLength | None) -> d
     batch = _batch(config.train.batch_size, found.steps / found.passes if found.passes else 0.0)
     steps = max(1, round(found.steps * config.train.batch_size / batch))
     if batch != config.train.batch_size:
-        changes["train.batch_size"] = batch
+        changes |= {"train.batch_size": batch, "train.micro_batch_size": AUTO}
     if config.train.warmup_steps > steps // 4:
         changes["train.warmup_steps"] = steps // 10
     if config.output.eval_every > steps // 2:

@@ -42,19 +42,21 @@ const NEEDED = {
     fixed: [],
 };
 const STATES = {
-    found: "",
-    several: "· more than one reading",
-    named: "· as you chose",
-    guess: "· a guess, please check",
-    none: "· please choose",
+    found: "Columns",
+    several: "Columns: more than one reading",
+    named: "Columns (your choice)",
+    guess: "Check your columns",
+    none: "Choose your columns",
 };
+const LONGEST = 20; // characters of a column's name on a button
+const short = (name) => (name.length > LONGEST ? `${name.slice(0, LONGEST - 1)}…` : name);
 const UNPRINTABLE = /[\u007f-\u009f\u2028\u2029\ufeff\ufffe\uffff]/g; // YAML refuses these
-const A_GUESS = "What is shown is a guess: choose, or use it as it is.";
+const A_GUESS = "Confirm our guess or change it.";
 const REPORTS = {
     several:
         "The names of the columns fit more than one reading. This is the one that is taken; " +
         "choose another one if it is not what you mean.",
-    guess: `These names fit no known format, and a run would refuse them. ${A_GUESS}`,
+    guess: `We do not know these column names. ${A_GUESS}`,
     none: "No column looks like a text or a conversation. Choose which one is what.",
 };
 
@@ -67,7 +69,7 @@ export class Mapping {
         this.kind = "";
         this.chosen = {}; // the column of each role
         this.selects = new Map();
-        this.part("use").addEventListener("click", () => this.take());
+        this.part("use").addEventListener("click", () => this.confirm());
         this.part("clear").addEventListener("click", () => this.apply(this.changes({})));
     }
 
@@ -92,13 +94,36 @@ export class Mapping {
         if (isNew || mapping.kind !== this.kind) this.build(mapping.kind);
         this.unfold(isNew, state !== "found" || failed);
         this.root.dataset.state = state;
-        const place = mix ? `in ${mix.name} (${mix.place + 1} of ${mix.sources.length}) ` : "";
-        field(this.root, "mapping-state").textContent = `${place}${STATES[state]}`;
+        const place = mix ? ` in ${mix.name} (${mix.place + 1} of ${mix.sources.length})` : "";
+        field(this.root, "mapping-state").textContent = `${STATES[state]}${place}`;
         this.report(why ? `${why} ${A_GUESS}` : (REPORTS[state] ?? ""));
         this.part("use").hidden = state !== "guess";
         const hasNoneToClear = Boolean(mix) && !mix.sources[mix.place].columns;
         this.part("clear").hidden = state !== "named" || hasNoneToClear;
         this.draw();
+    }
+
+    // What one click can answer while the columns are a guess: as it is, or let me change it.
+    answers() {
+        if (this.mapping?.state !== "guess" || this.root.hidden) return [];
+        const columns = NEEDED[this.kind].map((role) => this.chosen[role]);
+        if (columns.includes(undefined)) return [];
+        return [
+            { label: `Use ${columns.map(short).join(" → ")}`, act: () => this.confirm() },
+            { label: "Change", act: () => this.lead() },
+        ];
+    }
+
+    confirm() {
+        this.take();
+        this.root.open = false;
+    }
+
+    lead() {
+        this.root.open = true;
+        const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+        this.root.scrollIntoView({ block: "center", behavior: calm ? "auto" : "smooth" });
+        this.part("roles").querySelector("select")?.focus({ preventScroll: true });
     }
 
     // The panel opens automatically if it needs an answer; it stays open if a person opened it.

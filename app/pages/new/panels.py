@@ -19,10 +19,11 @@ from app.form.settings_form import (
     settings,
     shown_values,
 )
-from app.pages.new.fit_panel import SUGGESTIONS_SHOWN
 from app.pages.new.known_models import known_models
 from app.shared.template import drawn
 
+FOLDED = ("engine", "data.columns")
+"""Sections that are folded among the folded settings: most people leave them as they are."""
 PLACEHOLDERS = {
     "data.source": "A file, a folder, or a data set on Hugging Face",
     "model.source": "Search the known models, or give a folder or a Hugging Face id",
@@ -45,7 +46,6 @@ class TrainPanel:
     """Where a person uploads files, and chooses among those of the server."""
     preview: gr.HTML
     fit: gr.HTML
-    suggestions: list[gr.Button]
     start: gr.Button
     queue: gr.Button
     detached: gr.Checkbox
@@ -87,10 +87,6 @@ def train_panel(presets: dict[str, Preset], has_folders: bool = False) -> TrainP
             gr.Column(elem_classes="rs-card"),
         ):
             fit = drawn("fit_panel", {"models": known_models()})
-            suggestions = [
-                gr.Button(visible=False, size="sm", elem_classes="rs-suggestion")
-                for _ in range(SUGGESTIONS_SHOWN)
-            ]
             with gr.Column(elem_classes="rs-go"):
                 start = gr.Button(
                     "Start training",
@@ -118,7 +114,6 @@ def train_panel(presets: dict[str, Preset], has_folders: bool = False) -> TrainP
         files=files,
         preview=preview,
         fit=fit,
-        suggestions=suggestions,
         start=start,
         queue=queue,
         detached=detached,
@@ -180,8 +175,13 @@ class _Form:
                     self._place(name, min_width=160)
             shown_above = PROMINENT + FIRST
             for section, title in SECTION_TITLES.items():
-                gr.HTML(f"<h4>{title}</h4>", apply_default_css=False)
-                with gr.Row(elem_classes="rs-settings"):
+                heading = f"<h4>{title}</h4>"
+                kind = "rs-settings"
+                if section in FOLDED:
+                    heading = f'<h4><button type="button" class="rs-fold">{title}</button></h4>'
+                    kind += " rs-folded"
+                gr.HTML(heading, apply_default_css=False)
+                with gr.Row(elem_classes=kind):
                     for name, setting in self._settings.items():
                         if setting.section == section and name not in shown_above:
                             self._place(name, min_width=200)
@@ -196,7 +196,7 @@ class _Form:
 def component(setting: Setting, shown: Any = None) -> gr.components.Component:
     """Returns a new component for a setting that shows the component value `shown`."""
     common = {"value": shown, "label": setting.label, "elem_id": setting.elem_id}
-    method = method_of(setting.dotted)
+    method = "preferences" if setting.section == "preference" else method_of(setting.dotted)
     if method:
         common["elem_classes"] = f"rs-with-{method}"
     if setting.kind == "switch":

@@ -124,8 +124,7 @@ function clearRows(element, problem) {
 
 function drawRows(element, preview) {
     field(element, "understood").textContent = understoodText(preview);
-    const share = `${preview.percent_trained} % of the tokens`;
-    const notes = [`${share} of the first ${preview.rows_measured} rows`];
+    const notes = [`${preview.percent_trained} % is learned`];
     if (preview.rows_skipped) notes.push(`${preview.rows_skipped} are skipped`);
     if (preview.ends.length) notes.push(`answers end with ${preview.ends.join(" or ")}`);
     field(element, "counted").textContent = `· ${notes.join(" · ")}`;
@@ -135,9 +134,18 @@ function drawRows(element, preview) {
     );
 }
 
+// How the rows are read, in the words of what people mean by them.
 function understoodText({ mapping, format, format_detected: isDetected, columns }) {
-    let how = isDetected ? "Recognized as" : "Read as";
-    if (mapping?.state === "guess") how = "A guess:";
+    const named = new Map(columns.map(([name, meaning]) => [meaning, name]));
+    const [question, answer] = [named.get("the user's turn"), named.get("the assistant's turn")];
+    const turns = named.get("the turns of the conversation");
+    if (columns.length === 2 && question && answer) {
+        const isGuess = mapping?.state === "guess";
+        if (isGuess) return `We think ${question} is the question and ${answer} the answer. Right?`;
+        return `Question: ${question} · Answer: ${answer}`;
+    }
+    if (columns.length === 1 && turns) return `Conversations found (column ${turns})`;
+    const how = isDetected ? "Recognized as" : "Read as";
     const meanings = columns.map(([name, meaning]) => `${name} → ${meaning}`);
     return meanings.length ? `${how} ${format}: ${meanings.join(", ")}.` : `${how} ${format}.`;
 }
@@ -169,4 +177,5 @@ function drawLengths(place, preview) {
     place.lengths ??= new SmallFigure(root.querySelector(".rs-lengths-plot"));
     place.lengths.show(preview.lengths, preview.caption);
     root.querySelector("p").textContent = preview.caption;
+    root.title = preview.packing;
 }

@@ -9,10 +9,26 @@ const isSame = (one, other) => {
     return a === b || (a !== "" && b !== "" && Number(a) === Number(b));
 };
 
-const METHODS = ["parts", "lora"];
-// Whether a setting means something with another method of training alone.
-const isOfOther = (column, method) =>
-    METHODS.some((each) => each !== method && column.querySelector(`.rs-with-${each}`));
+const METHODS = ["parts", "lora", "preferences"];
+// Whether a setting means something alone with a method of training, or an objective, that is not
+// chosen. chosen: those that are.
+const isOfOther = (column, chosen) =>
+    METHODS.some((each) => !chosen.includes(each) && column.querySelector(`.rs-with-${each}`));
+// What is trained and from what, as far as it shows or hides settings.
+const chosenIn = (shown) => [
+    shown?.["train.method"] ?? "full",
+    (shown?.["train.objective"] ?? "sft") === "sft" ? "answers" : "preferences",
+];
+
+// Makes a title fold the settings below it.
+function foldBy(button) {
+    const row = button.closest(".block").nextElementSibling;
+    button.setAttribute("aria-expanded", "false");
+    button.addEventListener("click", () => {
+        const isFolded = row.classList.toggle("rs-folded");
+        button.setAttribute("aria-expanded", String(!isFolded));
+    });
+}
 
 export class SettingsTools {
     // place: that of Gradio. fill: changes settings.
@@ -32,6 +48,7 @@ export class SettingsTools {
             event.preventDefault();
             this.keep();
         });
+        for (const button of document.querySelectorAll(".rs-fold")) foldBy(button);
         this.load();
     }
 
@@ -49,7 +66,7 @@ export class SettingsTools {
     took(form) {
         this.form = form;
         // Settings of other methods are hidden by form.css, also those that Gradio makes later.
-        document.body.dataset.method = form.shown["train.method"] ?? "";
+        document.body.dataset.method = chosenIn(form.shown).join(" ");
         // A request that a busy server did not answer in time is repeated.
         if (this.presets) this.mark();
         else this.load();
@@ -108,7 +125,8 @@ export class SettingsTools {
     filter() {
         const words = this.part("find").value.toLowerCase().split(/\s+/).filter(Boolean);
         const only = this.part("differs").checked;
-        const method = this.form?.shown["train.method"] ?? "full";
+        const chosen = chosenIn(this.form?.shown);
+        const isSought = words.length > 0 || only;
         let shown = 0;
         for (const row of document.querySelectorAll(ROWS)) {
             let inRow = 0;
@@ -116,17 +134,17 @@ export class SettingsTools {
                 const text = column.textContent.toLowerCase();
                 const fits = words.every((word) => text.includes(word));
                 const meant = fits && (!only || column.querySelector(".rs-differs"));
-                const isWanted = meant && !isOfOther(column, method);
+                const isWanted = meant && !isOfOther(column, chosen);
                 column.classList.toggle("rs-left-out", !isWanted);
                 inRow += Boolean(isWanted);
             }
             row.classList.toggle("rs-left-out", !inRow);
+            row.classList.toggle("rs-sought", isSought);
             row.previousElementSibling?.classList.toggle("rs-left-out", !inRow);
             shown += inRow;
         }
-        const isFiltered = words.length > 0 || only;
         field(this.root, "found").textContent =
-            isFiltered && !shown ? "No setting below has these words." : "";
+            isSought && !shown ? "No setting below has these words." : "";
     }
 
     // ------------------------------------------------------------ keeping a preset

@@ -10,6 +10,7 @@ import { FitPart, legendRow, needRow } from "./fit_part.js";
 import { summarize } from "./folded.js";
 import { Models } from "./models.js";
 import { NewHead } from "./new_head.js";
+import { offerCard, reasonRow } from "./offers.js";
 import { drawPreview } from "./preview.js";
 import { Receipt } from "./receipt.js";
 import { RunLength } from "./run_length.js";
@@ -327,10 +328,10 @@ function judge(place) {
     offer(place, fit);
 }
 
-// Shows what can be started. Start and the suggestions are Gradio's, and follow these values; Start
-// itself may have said earlier why it failed.
-function offer(place, { can_start, can_queue, queue_text, suggestions, why_not, reasons }) {
-    place.props.value = { can_start, can_queue, queue_text, suggestions };
+// Shows what can be started. Start is Gradio's, and follows these values; it may have said earlier
+// why it failed.
+function offer(place, { can_start, can_queue, queue_text, why_not, reasons }) {
+    place.props.value = { can_start, can_queue, queue_text };
     const beside = reasons.includes(why_not) ? "" : why_not; // nothing stands there twice
     places.why_not.props.value = { why_not: beside };
     draw.why_not(places.why_not, { why_not: beside });
@@ -352,6 +353,7 @@ function isBehind(shown) {
 const UNCHECKED = {
     tone: "bad",
     headline: "Cannot be checked now",
+    fixes: {},
     job: [],
     clock: { seconds: null, text: "", to_measure: false },
     size: "",
@@ -379,7 +381,12 @@ function drawFit(place, fit) {
     for (const name of ["lives", "lives_more", "size", "help"])
         field(element, name).textContent = fit[name];
     element.querySelector('[data-part="memory"]').hidden = !fit.bars.length;
-    field(element, "reasons").replaceChildren(...fit.reasons.map((reason) => el("li", {}, reason)));
+    field(element, "reasons").replaceChildren(
+        ...fit.reasons.map((reason) => reasonRow(reason, fixesOf(reason, fit, place))),
+    );
+    field(element, "suggestions").replaceChildren(
+        ...fit.suggestions.map((each, number) => offerCard(each, number, fill)),
+    );
     field(element, "needs").replaceChildren(...fit.bars.map(needRow));
     drawParts(place, fit.bars);
     field(element, "legend").replaceChildren(...fit.legend.map(legendRow));
@@ -387,6 +394,14 @@ function drawFit(place, fit) {
     place.link.show(fit.field, fit.reasons[0]);
     writeRunLength("length", fit.run_length);
     drawInstead(element, fit);
+}
+
+// What one click can do about a sentence against a run. A guess about columns is confirmed here.
+function fixesOf(reason, { fixes }, place) {
+    const fix = fixes[reason];
+    if (fix) return [{ label: fix.label, act: () => fill(fix.changes) }];
+    const isOfData = reason === place.finding?.text;
+    return isOfData ? (places.preview?.mapping?.answers() ?? []) : [];
 }
 
 // Instead of a model that does not fit: smaller ones that do, and machines that would train it.

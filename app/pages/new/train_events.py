@@ -17,7 +17,6 @@ import gradio as gr
 from app.form.settings_form import as_labeled, shown_values
 from app.pages.new.checker import Checker
 from app.pages.new.faults import unforeseen
-from app.pages.new.fit_panel import SUGGESTIONS_SHOWN
 from app.pages.new.panels import TrainPanel
 from app.pages.new.receipt import ordinal
 from app.session.session import Session
@@ -31,20 +30,16 @@ ASK = """(preset, ...values) => {
   (window.ramstreamForms ??= []).push({preset, \
 shown: Object.fromEntries(FIELDS.map((name, index) => [name, values[index]]))});
 }"""
-# Shows what a fit panel allows: Start, in its place Add to queue while another run trains, and the
-# suggestions.
-OFFER = """({can_start, can_queue, queue_text, suggestions}) => [
+# Shows what a fit panel allows: Start, or in its place Add to queue while another run trains.
+OFFER = """({can_start, can_queue, queue_text}) => [
   {__type__: 'update', interactive: can_start, visible: !can_queue},
-  {__type__: 'update', value: queue_text, visible: Boolean(can_queue)}, ...SLOTS.map((number) => (
-  {__type__: 'update', value: suggestions[number]?.text ?? '', visible: number in suggestions}))]"""
-# Fills the form with the columns that a person chose in the preview, or with the files.
+  {__type__: 'update', value: queue_text, visible: Boolean(can_queue)}]"""
+# Fills the form with what a person chose in a place of ours: columns, files, a model, a suggestion.
 MAP = """() => {
   const changes = window.ramstreamChanges ?? {};
   window.ramstreamChanges = {};
   return FIELDS.map((name) => changes[name]);
 }"""
-# Fills the form with the changes of a suggestion; an undefined value leaves its box unchanged.
-APPLY = "({suggestions}) => FIELDS.map((name) => suggestions[NUMBER]?.changes[name])"
 
 QUIET: dict[str, Any] = {
     "show_progress": "hidden",
@@ -105,7 +100,7 @@ class TrainEvents:
         self._take_choices()
         self._open_with_the_draft(page)
         self._start_and_queue()
-        self._offer_suggestions()
+        self._offer_start()
 
     # ------------------------------------------------------------------ which event asks for what
 
@@ -173,15 +168,10 @@ class TrainEvents:
         panel.start.click(self.start, given, outputs, **AT_ONCE)
         panel.queue.click(self.enqueue, given, panel.queued, **AT_ONCE)
 
-    def _offer_suggestions(self) -> None:
-        """Enables the buttons that the fit panel allows; connects each suggestion to the form."""
+    def _offer_start(self) -> None:
+        """Shows the button that the fit panel allows."""
         panel = self._panel
-        offered = [panel.start, panel.queue, *panel.suggestions]
-        offer = _filled_in(OFFER, {"SLOTS": list(range(SUGGESTIONS_SHOWN))})
-        panel.fit.change(**in_page(offer, panel.fit, offered))
-        for number, button in enumerate(panel.suggestions):
-            fill = _filled_in(APPLY, {"FIELDS": self._names, "NUMBER": number})
-            button.click(**in_page(fill, panel.fit, [*self._fields])).then(**self._ask)
+        panel.fit.change(**in_page(OFFER, panel.fit, [panel.start, panel.queue]))
 
     # ------------------------------------------------------------------ what an event answers
 

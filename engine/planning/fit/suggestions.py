@@ -70,6 +70,8 @@ class Suggestion:
     or without rates.
     """
 
+    after: tuple[tuple[PartName, int], ...] = ()
+    """Bytes that the job then takes of each part that did not fit."""
     places: str = ""
     """Where units then live, if that differs from where they live with the settings as they are. It
     is known together with the seconds.
@@ -269,7 +271,8 @@ class _Search:
             kept = set(exactness) - {Exactness.SAME_BITS, Exactness.OTHER_ORDER}
             changed = kept | {Exactness.ROUNDED_GRADIENTS}
             exactness = tuple(kind for kind in Exactness if kind in changed)
-        return Suggestion(text, option.changes, exactness)
+        after = tuple((name, result.parts[name].total) for name in self._bad)
+        return Suggestion(text, option.changes, exactness, after=after)
 
     def _tried(self, changes: Changes) -> Requirements | None:
         """Returns the least needs with these changes. Returns None where a change contradicts

@@ -112,6 +112,14 @@ def test_a_rate_above_those_of_adapters_stays():
     assert changed(train__method="lora", train__learning_rate="1e-6").changes == {}
 
 
+def test_a_published_model_does_not_have_the_rate_of_a_tiny_one():
+    other = {"model__source": "Qwen/Qwen2.5-0.5B"}
+    assert changed(**other).changes["train.learning_rate"] == "1e-5"
+    lora = {**STARTER, "train.method": "lora"}
+    assert changed(lora, **other).changes["train.learning_rate"] == "0.0001"
+    assert "train.learning_rate" not in changed(model__source="own/model").changes
+
+
 def test_own_data_take_three_passes_unless_a_length_comes_with_them():
     found = changed(data__source="mine.csv").changes
     assert (found["train.epochs"], found["train.steps"]) == ("3", "")

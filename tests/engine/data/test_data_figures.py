@@ -9,7 +9,7 @@ import json
 import plotly.graph_objects as go
 import pytest
 
-from app.pages.new.data_figures import lengths_figure, lengths_text
+from app.pages.new.data_figures import lengths_figure, lengths_text, packing_text
 from engine.config.data_settings import DataConfig
 from engine.data.batches.preview import preview
 from tests.support.folders import make_tokenizer
@@ -45,16 +45,19 @@ def test_lengths_are_counted_and_rows_packed_as_a_run_packs_them(tmp_path, token
     assert figure["data"][0]["y"] == histogram["counts"]
     assert figure["layout"]["shapes"][0]["x0"] == 16
     text = lengths_text(found)
-    assert f"{min(lengths)} to {max(lengths)} tokens, with a median of " in text
-    assert f"packed, 4 examples fill 3 rows of 16 tokens to {found['percent_filled']:g} %" in text
-    assert "; 2 examples of more than 16 tokens are cut" in lengths_text(found | {"rows_cut": 2})
-    assert text.endswith("; 1 example of more than 16 tokens is cut.")
+    assert text.startswith("Typical example: ") and f"({min(lengths)}–{max(lengths)})" in text
+    filled = f"Packed, 4 examples fill 3 rows of 16 tokens to {found['percent_filled']:g} %."
+    assert packing_text(found) == filled
+    assert "2 examples of more than 16 tokens are cut." in lengths_text(found | {"rows_cut": 2})
+    assert text.endswith("1 example of more than 16 tokens is cut.")
 
 
 def test_without_packing_or_differences_nothing_is_said_of_them(tmp_path, tokenizer):
     found = previewed(tmp_path, tokenizer, [4, 4], packing=False)
     assert found["packed_rows"] is None and not lengths_figure(found)["layout"]["shapes"]
-    assert lengths_text(found) == f"Every example has {found['lengths'][0]} tokens."
+    tokens = found["lengths"][0]
+    assert lengths_text(found) == f"Every example has {tokens} tokens. None is cut."
+    assert packing_text(found) == ""
 
 
 def test_no_example_is_no_figure_of_nothing():

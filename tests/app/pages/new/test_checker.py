@@ -20,6 +20,7 @@ from app.pages.new.checker import NO_TOKENIZER, Checker
 from app.pages.new.draft import DRAFT_FILE, Draft
 from app.pages.new.fit_figures import fit_figure
 from app.pages.new.fit_panel import LACKS
+from app.pages.new.fixes import SHOWN
 from app.pages.new.form_routes import form_routes
 from app.pages.new.known_models import known_models
 from app.server.guard import Guard, GuardPolicy
@@ -133,11 +134,37 @@ def test_a_suggestion_says_what_it_does_in_the_words_of_the_form_and_does_it(che
     verdict = checker.fit_panel(too_much)
     assert verdict["tone"] == "bad"
     assert verdict["help"]
-    assert 1 <= len(verdict["suggestions"]) <= 3
+    assert 1 <= len(verdict["suggestions"]) <= SHOWN
     for suggestion in verdict["suggestions"]:
-        assert not any(name in suggestion["text"] for name in too_much)
+        assert not any(name in suggestion["title"] for name in too_much)
+        (bar,) = suggestion["bars"]
+        assert bar["after"] <= bar["limit"] < bar["before"] == 1
         after = checker.fit_panel(too_much | suggestion["changes"])
         assert after["can_start"] and after["tone"] != "bad"
+
+
+def test_adapters_are_recommended_with_the_rate_that_they_take(checker):
+    verdict = checker.fit_panel(shown(model__source="Qwen/Qwen2.5-14B", train__learning_rate=1e-5))
+    first, *_ = verdict["suggestions"]
+    assert first["changes"] == {"train.method": "lora"}
+    assert "Sets the learning rate to 0.0001." in first["note"]
+
+
+def test_every_warning_has_a_button_that_ends_it(checker):
+    given = shown(
+        train__steps=10,
+        train__warmup_steps=50,
+        train__learning_rate=5,
+        train__lora_rank=3,
+        preference__beta=0.4,
+        output__eval_every=70,
+        output__export_form="adapter",
+    )
+    verdict = checker.fit_panel(given)
+    assert len(verdict["fixes"]) == 6 and verdict["tone"] == "warn"
+    for fix in verdict["fixes"].values():
+        given |= fix["changes"]
+    assert not checker.fit_panel(given)["fixes"]
 
 
 def test_what_does_not_fit_names_by_how_much_and_cannot_start(checker):
@@ -219,7 +246,7 @@ def test_data_that_a_run_would_refuse_are_read_again_when_they_are_asked_for_aga
         ('{"prompt": "a", "completion": ""}\n' * 3, "None of the 3 rows", True),
         ('{"prompt": "a", "completion": ""}\n', "The row that was read has no token", True),
         ('{"prompt": "a", "completion": ""}\n' * 300, "None of the 200 rows", False),
-        ('{"Frage": "a", "Wohin": "b"}\n' * 3, "would refuse the names", True),
+        ('{"Frage": "a", "Wohin": "b"}\n' * 3, "Which column is the question", True),
         ('{"prompt": "a", "completion": "b"}\n', None, None),
     ],
 )

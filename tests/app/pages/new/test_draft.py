@@ -79,7 +79,7 @@ def test_runs_that_do_not_load_are_refused(session, folder):
     (folder.path / "config.yaml").write_text("train: {batch_size: none}", encoding="utf-8")
     answer = post(session, folder.id, {"changes": {}})
     assert answer.status_code == 409
-    assert f"The settings of run {folder.id} cannot be used" in answer.json()["error"]
+    assert "The settings of this run cannot be used" in answer.json()["error"]
     assert post(session, "20200101-000000-nothing", {"changes": {}}).status_code == 409
     assert post(session, "..", {"changes": {}}).status_code in (404, 409)
     assert kept(session) is None

@@ -19,6 +19,7 @@ def test_few_rows_have_a_smaller_batch_and_are_evaluated_within_the_run():
     few = RunLength(passes=3, steps=6, rows=16)  # two steps a pass, of eight rows
     assert fitting(STARTER, "messages", few) == {
         "train.batch_size": 2,
+        "train.micro_batch_size": "auto",
         "train.warmup_steps": 2,
         "output.eval_every": 4,
     }
