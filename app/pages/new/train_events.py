@@ -34,7 +34,7 @@ shown: Object.fromEntries(FIELDS.map((name, index) => [name, values[index]]))});
 OFFER = """({can_start, can_queue, queue_text}) => [
   {__type__: 'update', interactive: can_start, visible: !can_queue},
   {__type__: 'update', value: queue_text, visible: Boolean(can_queue)}]"""
-# Fills the form with what a person chose in a place of ours: columns, files, a model, a suggestion.
+# Fills the form with what a person chose in a place of ours, such as columns, files or a model.
 MAP = """() => {
   const changes = window.ramstreamChanges ?? {};
   window.ramstreamChanges = {};
