@@ -56,7 +56,7 @@ class OutputConfig:
     exact_match_samples: Annotated[int, Meta(ge=0)] = 0
     """This many validation examples are answered greedily before and after training, and compared
     with the expected answer. They are also answered at each evaluation where `keep_best` is
-    `exact_match`.
+    `exact_match`; elsewhere the first three are, in at most 2 % of the run's time.
     """
 
     sample_prompts: tuple[str, ...] = ()

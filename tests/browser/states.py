@@ -90,8 +90,11 @@ def going(steps: int = 80, *more: Event, evaluates: bool = True) -> tuple[Event,
     """A run that goes on."""
     events = run_events(steps, total=200, name=NAME, ended=None, blocks=4)
     if not evaluates:
-        events = [each for each in events if not isinstance(each, EVALUATIONS)]
-    return (*events, *more)
+        return (*(each for each in events if not isinstance(each, EVALUATIONS)), *more)
+    events = [_longer(each) if isinstance(each, ExactMatchMeasured) else each for each in events]
+    now = [right if place else "MDCXVII" for place, (_, right, _) in enumerate(ANSWERS)]
+    answered = [{"prompt": asked[0], "answer": text} for asked, text in zip(ANSWERS, now)]
+    return (*events, PromptsAnswered(steps - steps % 40, answered), *more)
 
 
 def ended(state: str, reason: str, steps: int = 80) -> tuple[Event, ...]:
@@ -100,11 +103,8 @@ def ended(state: str, reason: str, steps: int = 80) -> tuple[Event, ...]:
 
 def finished() -> tuple[Event, ...]:
     """With answers that need room."""
-    events: list[Event] = [PromptsAnswered(0, [{"prompt": p, "answer": b} for p, _, b in ANSWERS])]
-    for event in run_events(120, name=NAME, blocks=4):
-        is_match = isinstance(event, ExactMatchMeasured)
-        events.append(_longer(event) if is_match else event)
-    return tuple(events)
+    events = run_events(120, name=NAME, blocks=4)
+    return tuple(_longer(each) if isinstance(each, ExactMatchMeasured) else each for each in events)
 
 
 def _longer(match: ExactMatchMeasured) -> ExactMatchMeasured:

@@ -132,10 +132,10 @@ def test_the_overview_shows_memory_and_the_line_over_a_run_stays(blank, server, 
     page = blank
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto(address(server, going.id))
-    wait_for_points(page, "tflops")
-    host = page.get_by_role("meter", name="Host memory")
-    expect(host).to_have_attribute("aria-valuetext", re.compile(r"^100 GiB of 128 GiB; 28\.0 GiB"))
-    expect(page.get_by_role("meter", name="GPU memory")).to_be_visible()
+    memory = page.locator("[data-caption=memory_line]")
+    memory.scroll_into_view_if_needed()
+    expect(memory).to_contain_text("RAM: peak 100 GiB · flat · 28.0 GiB free")
+    wait_for_points(page, "memory_line")
 
     for width in (1440, 800, 390):
         page.set_viewport_size({"width": width, "height": 844})

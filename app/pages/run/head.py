@@ -45,7 +45,7 @@ def head(
     return {
         "phase": "going",
         "title": _title(snapshot, state, main),
-        "text": _text(snapshot, state, main),
+        "text": _text(snapshot, state, main, judged),
         "tone": main.tone,
         "steps": [],
         "facts": facts(snapshot, None, best_of(snapshot))[:FACTS_SHOWN],
@@ -69,9 +69,11 @@ def _title(snapshot: RunSnapshot, state: str, main: Finding) -> str:
     return "Learning well" if main.rule == "doing well" else main.text
 
 
-def _text(snapshot: RunSnapshot, state: str, main: Finding) -> str:
+def _text(snapshot: RunSnapshot, state: str, main: Finding, judged: Verdict) -> str:
     if snapshot.job is not None:
         return job_sentence(snapshot.job)
     if state == "paused" and not snapshot.lacks_space_for:
         return "Resume continues at once."
-    return TRANSIENT_LABELS.get(state) or main.advice
+    if state in TRANSIENT_LABELS:
+        return TRANSIENT_LABELS[state]
+    return main.advice if main is judged.main else judged.main.text

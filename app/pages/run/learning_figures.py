@@ -52,7 +52,7 @@ def loss_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     validation = np.asarray(evals.loss, dtype=float)
     data = [
         curve("each step", *each, Line(BLUE, opacity=0.55, width=1)),
-        curve(f"mean of {window}", *mean, Line(BLUE)),
+        curve("smoothed", *mean, Line(BLUE)),
         curve("validation", places(snapshot, evals, axis), validation, Line(ORANGE, markers=True)),
     ]
     best = best_of(snapshot)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from app.labels import GIB
+from app.pages.run.memory_line import MARGIN
 from app.pages.run.step_time import PARTS
 from app.shared.charts.axes import (
     LIMIT_SHARE,
@@ -69,15 +70,22 @@ def throughput_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
 
 
 def tflops_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """Returns TFLOPS alone, with the measured ceiling, for a small place."""
+    """Returns the share of the device's measured peak that is reached, for a small place; TFLOPS
+    where no peak was measured.
+    """
     steps = snapshot.steps
     x = places(snapshot, steps, axis)
     tflops = np.asarray(steps.tflops, dtype=float)
-    data = [curve("TFLOPS", *downsample(x, tflops), Line(AMBER, width=1.5))]
     ceiling = snapshot.ceiling_tflops
-    if len(tflops) and 0 < LIMIT_SHARE * ceiling <= tflops.max():
-        data.append(level("ceiling", x, ceiling, RED))
-    return figure(data, axis, {"yaxis": one_row(from_zero=True)})
+    name, values = ("of the peak", 100 * tflops / ceiling) if ceiling else ("TFLOPS", tflops)
+    data = [curve(name, *downsample(x, values), Line(AMBER, width=1.5))]
+    y = one_row(from_zero=True) | {"nticks": 3}
+    if ceiling:
+        y |= {"ticksuffix": " %", "range": [0, 100], "autorange": False}
+    drawn = figure(data, axis, {"yaxis": y})
+    drawn["layout"] |= {"margin": MARGIN}
+    drawn["layout"]["xaxis"]["title"] = {"text": ""}
+    return drawn
 
 
 def step_time_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:

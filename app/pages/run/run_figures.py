@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from app.labels import GIB, in_digits, in_share, in_step_time
+from app.labels import GIB, in_count, in_digits, in_share, in_step_time
 from app.pages.run.learning_figures import (
     accuracy_figure,
     loss_figure,
@@ -22,6 +22,7 @@ from app.pages.run.machine_figures import (
     tflops_figure,
     throughput_figure,
 )
+from app.pages.run.memory_line import flat_text, memory_line_figure, memory_text
 from app.pages.run.preference_figure import preference_figure, preference_summary
 from app.pages.run.step_time import PARTS
 from app.shared.charts.axes import Axis
@@ -39,6 +40,7 @@ FIGURES: dict[str, Callable[[RunSnapshot, Axis], Figure]] = {
     "throughput": throughput_figure,
     "optimizer": optimizer_figure,
     "memory": memory_figure,
+    "memory_line": memory_line_figure,
     "step_time": step_time_figure,
     "power": power_figure,
     "norms": norms_figure,
@@ -68,6 +70,7 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
     memory = snapshot.memory
     if len(memory):
         texts["memory"] = _memory_text(snapshot)
+        texts["memory_line"] = memory_text(snapshot)
     if len(memory) and any(memory.power):
         cards = f"the {len(snapshot.ranks)} cards" if snapshot.ranks else "the card"
         texts["power"] = (
@@ -132,11 +135,27 @@ def _throughput_text(snapshot: RunSnapshot) -> str:
 
 
 def _tflops_text(snapshot: RunSnapshot) -> str:
+    steps = snapshot.steps
+    rate = in_count(float(np.median(steps.tokens_per_second[-RECENT_STEPS:])))
+    seconds = in_step_time(float(np.median(steps.seconds[-RECENT_STEPS:])))
+    return f"{_peak_text(snapshot)} · {rate} tokens/s · {seconds} a step"
+
+
+def _peak_text(snapshot: RunSnapshot) -> str:
+    """Returns the share of the device's measured peak, or TFLOPS where none was measured."""
     tflops = float(np.median(snapshot.steps.tflops[-RECENT_STEPS:]))
     if not snapshot.ceiling_tflops:
-        return f"{in_digits(tflops)} in the latest steps"
-    share = in_share(tflops / snapshot.ceiling_tflops)
-    return f"{in_digits(tflops)} in the latest steps, {share} of this machine’s ceiling"
+        return f"{in_digits(tflops)} TFLOPS"
+    return f"{in_share(tflops / snapshot.ceiling_tflops)} of this machine’s peak"
+
+
+def machine_text(snapshot: RunSnapshot) -> str:
+    """Returns one line on the steps, the memory and the speed of a run."""
+    if not len(snapshot.steps):
+        return ""
+    seconds = in_step_time(float(np.median(snapshot.steps.seconds[-RECENT_STEPS:])))
+    texts = [f"{seconds} a step", flat_text(snapshot), _peak_text(snapshot)]
+    return " · ".join(filter(None, texts))
 
 
 def _step_time_text(snapshot: RunSnapshot) -> str:

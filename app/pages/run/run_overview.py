@@ -17,7 +17,6 @@ from engine.text import counted
 
 EXCESS_SHOWN = 0.05
 """Share by which a measured value must exceed its prediction to be marked."""
-SAMPLES_SHOWN = 5
 SAMPLES_READ = 20
 """Number of latest samples of which one must have a value for power to be shown."""
 UNITS_NAMED = 4
@@ -33,8 +32,8 @@ MOMENT_LABELS = {
 
 
 def tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
-    """Returns the latest numbers, each with its label, its value, and a note below it."""
-    shown = [*_training_tiles(snapshot), _host_tile(snapshot)]
+    """Returns the latest numbers of the machine, each with its label, value, and a note."""
+    shown = [*_speed_tiles(snapshot), _host_tile(snapshot)]
     memory = snapshot.memory
     if len(memory) and memory.gpu_total[-1]:
         shown.append(_gpu_tile(snapshot))
@@ -44,22 +43,15 @@ def tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
     return shown
 
 
-def _training_tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
-    steps, evals = snapshot.steps, snapshot.evals
-    loss = rate = norm = tokens = flops = "–"
+def _speed_tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
+    steps = snapshot.steps
+    tokens = flops = "–"
     step_note = ""
     if len(steps):
-        loss = in_digits(steps.loss[-1])
-        rate = in_digits(steps.learning_rate[-1])
-        norm = in_digits(steps.grad_norm[-1])
         tokens = in_count(recent_median(steps.tokens_per_second))
         flops = in_digits(recent_median(steps.tflops))
         step_note = f"{in_step_time(steps.seconds[-1])} a step"
-    validation_note = f"validation {in_digits(evals.loss[-1])}" if evals.loss else ""
     return [
-        _tile("Loss", loss, validation_note),
-        _tile("Learning rate", rate, ""),
-        _tile("Gradient norm", norm, "before clipping"),
         _tile("Tokens per second", tokens, step_note),
         _tile("TFLOPS", flops, _ceiling_note(snapshot)),
     ]
@@ -97,7 +89,7 @@ def _ceiling_note(snapshot: RunSnapshot) -> str:
     if not snapshot.ceiling_tflops:
         return each or "useful work"
     share = f"{in_share(tflops / snapshot.ceiling_tflops)} of "
-    return f"{each}, {share}the ceiling" if each else f"{share}this machine's ceiling"
+    return f"{each}, {share}the peak" if each else f"{share}this machine’s peak"
 
 
 def _tile(label: str, value: str, note: str) -> dict[str, str]:
@@ -108,12 +100,11 @@ def _tile(label: str, value: str, note: str) -> dict[str, str]:
 
 
 def details(snapshot: RunSnapshot) -> dict[str, Any]:
-    """Returns the details of a run apart from its curves: facts and validation answers."""
+    """Returns the details of a run apart from its curves."""
     return {
         "facts": _facts(snapshot),
         "data": _listed(snapshot.data),
         "plan": _listed(_short(snapshot.plan_choices)),
-        "answers": _answers(snapshot),
         "forecast": _prediction_check(snapshot),
         "places": places(snapshot),
         "grid": snapshot.plan_grid,
@@ -213,31 +204,6 @@ def _signed(percent: float) -> str:
     if shown == "0.0 %":
         return shown
     return f"+{shown}" if percent > 0 else f"−{shown}"
-
-
-def _answers(snapshot: RunSnapshot) -> dict[str, Any] | None:
-    """Returns validation prompts with the expected answer and the model's answers before and after
-    training.
-    """
-    by_moment = {
-        match.moment: match for match in snapshot.exact_matches if match.moment != "during"
-    }
-    if not by_moment:
-        return None
-    rows: dict[str, dict[str, str]] = {}
-    for moment, match in by_moment.items():
-        for sample in match.samples[:SAMPLES_SHOWN]:
-            prompt, expected = sample.get("prompt", ""), sample.get("expected", "")
-            row = rows.setdefault(prompt, {"expected": expected})
-            if "rejected" in sample:
-                row["rejected"] = sample["rejected"]
-            row[moment] = sample.get("answer", "")
-    scores = {
-        moment: f"{match.correct} of {match.total} ({in_share(match.correct / match.total)})"
-        for moment, match in by_moment.items()
-        if match.total
-    }
-    return {"scores": scores, "rows": [{"prompt": prompt, **row} for prompt, row in rows.items()]}
 
 
 def prompt_answers(snapshot: RunSnapshot) -> dict[str, Any]:

@@ -4,12 +4,13 @@
 import { followLinks } from "../../shared/address.js";
 import { LinkedCharts } from "../../shared/charts/plots.js";
 import { el, field, setText } from "../../shared/dom.js";
+import { Answers } from "./answers.js";
 import { ExportView } from "./export_view.js";
 import { Head } from "./head.js";
 import { LogView } from "./log_view.js";
 import { SamplePrompts } from "./prompts.js";
+import { RankTable } from "./ranks_table.js";
 import { SettingsView } from "./settings_view.js";
-import { Meters, RankTable } from "./state_cards.js";
 
 const TITLES = {
     overview: "Overview",
@@ -34,7 +35,7 @@ export class RunPage {
         this.prompts = new SamplePrompts(this.part("prompts"));
         this.isLog = true;
         this.head = new Head(this.part("head"), { go, openChat });
-        this.meters = new Meters(this.part("meters"));
+        this.answers = new Answers(this.part("answers"));
         this.ranks = new RankTable(this.part("ranks"));
         this.others = {
             settings: new SettingsView(this.root, wake),
@@ -50,6 +51,9 @@ export class RunPage {
             button.addEventListener("click", () => this.chooseAxis(button.dataset.axis));
         }
         this.part("reset").addEventListener("click", () => this.charts.zoom(null));
+        this.part("fold").addEventListener("click", () =>
+            this.fold(!this.root.classList.contains("rs-folded")),
+        );
         this.part("log-scale").addEventListener("click", () => this.toggleLog());
         followLinks(this.root, "a[data-page]", ({ dataset }) => this.go({ page: dataset.page }));
     }
@@ -142,7 +146,6 @@ export class RunPage {
 
     show(answer) {
         this.showTiles(answer.tiles);
-        this.meters.show(answer.meters);
         this.ranks.show(answer.ranks);
         this.part("unevaluated").hidden = answer.evaluates;
         this.head.show(answer);
@@ -150,13 +153,37 @@ export class RunPage {
         this.part("curves-csv").setAttribute("href", csv);
         // Before the first step there is nothing to draw, and the head says it all.
         this.root.classList.toggle("rs-undrawn", !answer.has_steps);
-        this.root.classList.toggle("rs-over", answer.head.phase === "over");
+        this.showMachine(answer);
         for (const [name, part] of Object.entries(answer.parts)) {
             if (name === "details") this.showDetails(part);
             else if (name === "timeline") this.timeline.show(part, answer.run_id);
             else if (name === "prompts") this.prompts.show(part);
+            else if (name === "answers") this.answers.show(part);
             else this.showFigure(name, part);
         }
+    }
+
+    // Once a run is over, what its machine did takes one line, until somebody opens it.
+    showMachine({ head, run_id, machine }) {
+        setText(field(this.root, "machine"), machine);
+        const now = `${run_id} ${head.phase === "over"}`;
+        if (now === this.folded) return;
+        const wasGoing = this.folded === `${run_id} false`;
+        this.folded = now;
+        const isOver = head.phase === "over";
+        this.root.classList.toggle("rs-over", isOver);
+        this.fold(isOver && !(wasGoing && this.readsTimeline()));
+    }
+
+    readsTimeline() {
+        return this.timeline.root.getBoundingClientRect().top < window.innerHeight / 2;
+    }
+
+    fold(isFolded) {
+        this.root.classList.toggle("rs-folded", isFolded);
+        this.part("fold").setAttribute("aria-expanded", String(!isFolded));
+        this.charts.schedule();
+        this.timeline.schedule();
     }
 
     showFigure(name, part) {
@@ -225,7 +252,6 @@ export class RunPage {
         this.part("grid").hidden = !details.grid;
         this.part("grid").querySelector("pre").textContent = details.grid;
         this.part("formula").textContent = details.formula ? `TFLOPS: ${details.formula}` : "";
-        this.showAnswers(details.answers);
         this.showForecast(details.forecast);
         this.showPlaces(details.places);
     }
@@ -246,17 +272,6 @@ export class RunPage {
         card.querySelector("tbody").replaceChildren(...forecast.rows.map(forecastRow));
         this.part("forecast-caption").textContent = forecast.caption;
     }
-
-    showAnswers(answers) {
-        const card = this.part("answers");
-        card.hidden = !answers;
-        if (!answers) return;
-        const scores = Object.entries(answers.scores).map(
-            ([moment, score]) => `${moment} training ${score}`,
-        );
-        this.part("scores").textContent = `Answered exactly as expected: ${scores.join(", ")}.`;
-        card.querySelector("tbody").replaceChildren(...answers.rows.map(answerRow));
-    }
 }
 
 const pairs = (facts) =>
@@ -272,21 +287,6 @@ function forecastRow({ tone, name, predicted, measured, error }) {
 function placeRow([units, place, updated]) {
     const cells = [place, updated].map((text) => el("td", {}, text));
     return el("tr", {}, el("th", { scope: "row" }, units), ...cells);
-}
-
-function answerRow({ prompt, expected, rejected, before, after }) {
-    const answers = { Before: before, After: after };
-    const given = Object.entries(answers).map(([label, text]) =>
-        el("td", { class: answerTone(text, expected), "data-label": label }, text ?? "–"),
-    );
-    const wanted = el("td", { "data-label": "Expected" }, expected ?? "–");
-    if (rejected) wanted.append(el("small", {}, `rejected: ${rejected}`));
-    return el("tr", {}, el("td", {}, prompt ?? "–"), wanted, ...given);
-}
-
-function answerTone(text, expected) {
-    if (text === undefined) return undefined;
-    return text === expected ? "rs-right" : "rs-off";
 }
 
 // For screen readers, the caption of a drawing is its description.

@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from app.pages.run.answers import answers
 from app.pages.run.head import head
-from app.pages.run.meters import meters
 from app.pages.run.rank_figure import timeline_part
 from app.pages.run.ranks import rank_table, ranks_text
-from app.pages.run.run_figures import FIGURES, alarms, summaries
+from app.pages.run.run_figures import FIGURES, alarms, machine_text, summaries
 from app.pages.run.run_log import RunLog
 from app.pages.run.run_overview import details, prompt_answers, tiles
 from app.session.followed_run import FollowedRun
@@ -110,6 +110,7 @@ class Watch:
         self._keep_timeline(is_over)
         self._keep_details()
         self._keep_prompts()
+        self._keep_answers(is_over)
         # It comes last, since it says what could not be drawn.
         self._head = self._head_of(is_running, pending, config)
         self._read_at = time.monotonic()
@@ -139,7 +140,7 @@ class Watch:
             "run_id": self.folder.id,
             "seq": snapshot.last_seq,
             "tiles": self._shown("the numbers", tiles),
-            "meters": self._shown("the memory", meters) if is_running else [],
+            "machine": self._shown("the machine", machine_text),
             "ranks": self._shown("the ranks", rank_table),
             "head": self._shown(
                 "the head",
@@ -251,6 +252,14 @@ class Watch:
         latest = answered[-1].step if answered else None
         made_of = (snapshot.sessions, len(answered), latest)
         self._keep("prompts", None, made_of, lambda: prompt_answers(snapshot))
+
+    def _keep_answers(self, is_over: bool) -> None:
+        snapshot = self.snapshot
+        answered = snapshot.prompt_answers
+        latest = answered[-1].step if answered else None
+        matches, evals = len(snapshot.exact_matches), snapshot.evals.count
+        made_of = (is_over, snapshot.sessions, matches, evals, len(answered), latest)
+        self._keep("answers", None, made_of, lambda: answers(snapshot, is_over))
 
     def _keep(
         self, name: str, axis: Axis | None, made_of: Hashable, build: Callable[[], dict[str, Any]]

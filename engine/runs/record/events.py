@@ -492,12 +492,13 @@ class ExactMatchMeasured(Event, frozen=True):
 
 class PromptsAnswered(Event, frozen=True):
     """The prompts of `output.sample_prompts` were answered greedily after `step` steps, where 0
-    means before the first step.
+    means before the first step; or, without such prompts, the first few validation prompts at an
+    evaluation during training.
     """
 
     step: Whole = 0
     answers: list[Answer] = []
-    """Answers in the order of the prompts in the setting."""
+    """Answers in the order of the prompts."""
 
 
 class CheckpointWritten(Event, frozen=True):

@@ -121,6 +121,8 @@ class EarlyStopping:
             self._evaluator.measure_exact_match("during", step, poll)
         self.best.take(step, is_last)
         self._evaluator.answer_prompts(step, poll)
+        if not is_last:  # more of them are answered at the end
+            self._evaluator.answer_few(step, poll)
 
     def is_spent(self, config: TrainConfig) -> bool:
         """Returns whether the run ends early: its patience is over."""

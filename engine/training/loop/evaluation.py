@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,13 @@ from engine.data.tokens.trained_ends import ids_of
 from engine.errors import DataError, NonFiniteError
 from engine.model.build.units import StreamedModel
 from engine.progress import Progress
-from engine.runs.record.events import EvalFinished, ExactMatchMeasured, Number, PromptsAnswered
+from engine.runs.record.events import (
+    Answer,
+    EvalFinished,
+    ExactMatchMeasured,
+    Number,
+    PromptsAnswered,
+)
 from engine.runtime.sampling.generate import AnswerLimits, Sampler, end_tokens, longest_row
 from engine.runtime.step.inference_passes import sweeps
 from engine.training.loop.oom_recovery import Moment, OomRecovery
@@ -101,6 +107,35 @@ share a loss, always the same ones.
 """
 _SPARE_TOKENS = 4
 """Number of tokens by which an answer may be longer than the longest expected one."""
+FEW_PROMPTS = 3
+"""Number of validation prompts that are answered at evaluations, where they cost little."""
+FEW_SHARE = 0.02
+"""Largest share of a session's time in which they are answered."""
+
+
+class _Budget:
+    """Time that may be spent on something, as a share of all time since this object was made."""
+
+    def __init__(self, share: float):
+        self._share = share
+        self._began = time.perf_counter()
+        self._spent = 0.0
+        self._next = 0.0
+        """Seconds that the next time is expected to take."""
+
+    def allows(self) -> bool:
+        """Returns whether the next time is within the share."""
+        passed = time.perf_counter() - self._began
+        return self._spent + self._next <= self._share * passed
+
+    def expect(self, seconds: float) -> None:
+        """Says how long the next time takes, as far as is known."""
+        self._next = seconds
+
+    def spend(self, seconds: float) -> None:
+        """Says how long this time has taken."""
+        self._spent += seconds
+        self._next = seconds
 
 
 class Evaluator:
@@ -122,6 +157,7 @@ class Evaluator:
         trained = prepared.data.ends
         self._ends = end_tokens(model.config, tokenizer, config.model.source, trained)
         self._prompts = FixedPrompts(config, model, tokenizer, self._ends)
+        self._few = _Budget(FEW_SHARE)
 
     def measure_loss(self, step: int, poll: Poll) -> None:
         """Records the mean loss on the validation rows, if any of their tokens has a loss.
@@ -180,6 +216,32 @@ class Evaluator:
         if answered is not None:
             self._session.recorder.emit(answered)
 
+    def answer_few(self, step: int, poll: Poll) -> None:
+        """Answers the first validation prompts and records the answers, so that a person sees how
+        they change: where validation prompts are answered before and after training alone, and
+        there are no prompts of `output.sample_prompts`. It takes at most `FEW_SHARE` of the
+        session's time, for which some evaluations are left out.
+        """
+        output = self._session.config.output
+        is_asked = output.exact_match_samples and not output.sample_prompts
+        is_asked = is_asked and output.best_by != "exact_match"
+        answered = self._session.recorder.snapshot.prompt_answers
+        if not is_asked or (answered and answered[-1].step == step) or not self._few.allows():
+            return
+        work = functools.partial(self._answer_few, step, poll)
+        self._oom_recovery.repeated(Moment(step, "prompts"), work)
+
+    def _answer_few(self, step: int, poll: Poll) -> None:
+        samples = self._session.config.output.exact_match_samples
+        prompts = self._prepared.data.eval_prompts(min(FEW_PROMPTS, samples))
+        if not prompts:
+            return
+        began = time.perf_counter()
+        texts = self._answers(prompts, self._session.progress("prompts"), "Answering", poll)
+        self._few.spend(time.perf_counter() - began)
+        answers = [Answer(prompt=p.prompt_text, answer=text) for p, text in zip(prompts, texts)]
+        self._session.recorder.emit(PromptsAnswered(step, answers))
+
     def measure_exact_match(self, moment: str, step: int, poll: Poll) -> None:
         """Counts the validation prompts that are answered exactly as expected, and records the
         count.
@@ -202,7 +264,24 @@ class Evaluator:
                     ExactMatchMeasured(step, moment, known.correct, known.total, known.samples)
                 )
             return
+        began = time.perf_counter()
         progress = self._session.progress("sample")
+        texts = self._answers(prompts, progress, f"Answering, {moment} training", poll)
+        few = min(1.0, FEW_PROMPTS / len(prompts))
+        # A GPU that waits for weights answers all of them in the time of a few.
+        scale = few if prepared.backend.device.type == "cpu" else 1.0
+        self._few.expect(scale * (time.perf_counter() - began))
+        correct = sum(text == prompt.expected_text for text, prompt in zip(texts, prompts))
+        samples = [_sample(prompt, text) for prompt, text in zip(prompts[:SHOWN_SAMPLES], texts)]
+        self._session.recorder.emit(
+            ExactMatchMeasured(step, moment, correct, len(prompts), samples)
+        )
+
+    def _answers(
+        self, prompts: Sequence[Prompt], progress: Progress, message: str, poll: Poll
+    ) -> list[str]:
+        """Returns the greedy answers to `prompts`."""
+        prepared = self._prepared
         longest = max(prompt.answer_tokens for prompt in prompts)
         most = longest * len(prompts)
         written = 0
@@ -211,7 +290,7 @@ class Evaluator:
             nonlocal written
             poll()
             written += 1
-            progress(min(written, most), most, f"Answering, {moment} training")
+            progress(min(written, most), most, message)
 
         answers = prepared.sampler.generate(
             [prompt.prompt_ids for prompt in prompts],
@@ -219,12 +298,7 @@ class Evaluator:
             on_token=on_token,
         )
         tokenizer = prepared.tokenizer
-        texts = [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
-        correct = sum(text == prompt.expected_text for text, prompt in zip(texts, prompts))
-        samples = [_sample(prompt, text) for prompt, text in zip(prompts[:SHOWN_SAMPLES], texts)]
-        self._session.recorder.emit(
-            ExactMatchMeasured(step, moment, correct, len(prompts), samples)
-        )
+        return [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
 
     def _answered(self, step: int, total: int) -> ExactMatchMeasured | None:
         """Returns the answers of the weights after `step` to all `total` prompts during training,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.pages.run.meters import meters
+from app.pages.run.memory_line import memory_text
 from app.pages.run.ranks import MOST_DRAWN, rank_table, ranks_text
 from app.pages.run.run_overview import tiles
 from engine.runs.record.events import MemorySampled, PlanBuilt, RunStarted, StepFinished
@@ -66,14 +66,13 @@ def test_each_gpu_has_a_row():
     assert table["caption"].startswith("2 GPUs compute each step together")
 
 
-def test_tiles_and_meters_tell_of_all_gpus_and_of_one():
+def test_tiles_and_the_line_of_memory_tell_of_all_gpus_and_of_one():
     snapshot = snapshot_of(2)
     flops = tile(snapshot, "TFLOPS")
-    assert flops["value"] == "1200" and flops["note"] == "600 a GPU, 75 % of the ceiling"
+    assert flops["value"] == "1200" and flops["note"] == "600 a GPU, 75 % of the peak"
     memory = tile(snapshot, "GPU memory")
     assert memory["value"] == "12.0 GiB" and "rank 1, the fullest" in memory["note"]
-    (gpu,) = [meter for meter in meters(snapshot) if meter["name"] == "GPU memory"]
-    assert gpu["share"] == 0.15 and "of 2 GPUs, the fullest" in gpu["note"]
+    assert "; fullest of 2 GPUs: peak 12.0 GiB" in memory_text(snapshot)
     assert tile(snapshot, "Power")["value"] == "1,300 W"
 
 
@@ -90,9 +89,9 @@ def test_processes_on_a_cpu_have_no_gpu():
 def test_one_rank_is_told_as_ever():
     snapshot = snapshot_of(1)
     assert rank_table(snapshot) is None and ranks_text(snapshot) == ""
-    assert tile(snapshot, "TFLOPS")["note"] == "75 % of this machine's ceiling"
+    assert tile(snapshot, "TFLOPS")["note"] == "75 % of this machine’s peak"
     assert tile(snapshot, "GPU memory")["note"] == "peak, of 80.0 GiB"
-    assert "fullest" not in str(meters(snapshot))
+    assert "fullest" not in memory_text(snapshot)
 
 
 def test_a_new_plan_forgets_the_ranks_and_a_damaged_one_has_one():

@@ -7,9 +7,7 @@ import pytest
 from app.pages.run.best import best_of
 from app.pages.run.facts import answers, validation_loss
 from app.pages.run.learning_figures import accuracy_figure, loss_figure
-from app.pages.run.meters import meters
 from app.pages.run.result import result
-from app.pages.run.run_overview import details
 from app.shared.run_bar import shown_tone
 from app.verdict.judge import verdict
 from app.verdict.outcome import what_it_reached
@@ -19,16 +17,14 @@ from engine.runs.record.events import (
     EvalFinished,
     ExactMatchMeasured,
     ExportWritten,
-    MemorySampled,
     RunEnded,
     RunStarted,
-    StateChanged,
     StepFinished,
 )
 from engine.runs.record.snapshot import RunSnapshot
 from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
 from tests.support.folded import fold
-from tests.support.synthetic_run import GIB, records, run_events
+from tests.support.synthetic_run import records, run_events
 
 LOSSES = {0: 4.0, 10: 2.0, 20: 1.5, 30: 2.5}
 """The validation losses by step: the best is not the last."""
@@ -132,8 +128,6 @@ def test_a_run_that_chose_by_exact_match_says_so_everywhere():
     assert "best by exact match: step 10" in loss_names
     points, star = accuracy_figure(snapshot, "step")["data"]
     assert (list(star["x"]), list(star["y"])) == ([10], [90]) and len(points["x"]) == 5
-    # What is shown before and after has no answers from in between.
-    assert set(details(snapshot)["answers"]["scores"]) == {"before", "after"}
 
 
 def test_without_evaluations_it_says_so():
@@ -186,21 +180,3 @@ def test_a_checkpoint_keeps_the_best_too():
     assert (best_of(snapshot).step, best_of(snapshot).kept) == (20, True)
     assert best_of(overfitted(30, saved=(30,))).kept is False
     assert best_of(RunSnapshot()) is None
-
-
-def sampled(**values) -> RunSnapshot:
-    return fold(records([StateChanged("running"), MemorySampled(step=1, **values)]))
-
-
-def test_meters_tell_memory_against_its_limit():
-    (host,) = meters(sampled(host_rss=100 * GIB, host_total=128 * GIB))
-    assert host["text"] == "100 GiB of 128 GiB" and host["tone"] == "good"
-    assert host["share"] == pytest.approx(100 / 128, abs=1e-4) and host["predicted"] is None
-    full, gpu = meters(
-        sampled(
-            host_rss=127 * GIB, host_total=128 * GIB, gpu_allocated=40 * GIB, gpu_total=80 * GIB
-        )
-    )
-    assert full["tone"] == "warn" and (gpu["name"], gpu["share"]) == ("GPU memory", 0.5)
-    assert meters(sampled(host_rss=100 * GIB)) == [], "a limit that is not known is not drawn"
-    assert meters(RunSnapshot()) == []

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.errors import DataError, FitError, ModelError, RunError
-from engine.runs.record.events import PromptsAnswered, StateChanged
+from engine.runs.record.events import ExactMatchMeasured, PromptsAnswered, StateChanged
 from engine.tools.chat import chat_sources
 from engine.tools.chat.chat_engines import borrow, load
 from engine.tools.chat.chat_sources import (
@@ -24,6 +24,7 @@ from engine.tools.chat.chat_sources import (
 from engine.tools.chat.conversation import Sampling, Source, base_of, checkpoint_of, take_turns
 from engine.tools.chat.prompt_builder import PromptBuilder
 from engine.training.export.export import export_run
+from engine.training.loop import evaluation
 from engine.training.loop.paused_calls import GOES_ON, PausedCalls
 from engine.training.loop.run import resume_run, start_run
 from tests.support.asking import ask_run
@@ -389,6 +390,28 @@ def test_prompts_are_answered_at_each_evaluation_and_training_stays_the_same(tmp
     assert not events_of(without, PromptsAnswered)
     assert planes_on_disk(with_prompts) == planes_on_disk(without)
     assert with_prompts.recorder.snapshot.steps.loss == without.recorder.snapshot.steps.loss
+
+
+@pytest.mark.parametrize(("share", "steps"), [(10.0, [4]), (0.0, [])])
+def test_few_validation_prompts_are_answered_in_their_share_of_the_time_and_training_stays_the_same(
+    tmp_path, monkeypatch, share, steps
+):
+    monkeypatch.setattr(evaluation, "FEW_SHARE", share)
+    model = make_model(tmp_path / "model", "gpt2", resid_pdrop=0.2, attn_pdrop=0.1, embd_pdrop=0.1)
+    values = {"model.source": str(model), "output.exact_match_samples": 0}
+    without = start_run(make_config(tmp_path, **values), tmp_path / "runs")
+    execute(without)
+    values["output.exact_match_samples"] = 4
+    asked = start_run(make_config(tmp_path, **values), tmp_path / "runs")
+    execute(asked)
+    answered = events_of(asked, PromptsAnswered)
+    assert [event.step for event in answered] == steps, "the end answers more of them"
+    before = next(iter(events_of(asked, ExactMatchMeasured))).samples
+    few = [each["prompt"] for each in before][: evaluation.FEW_PROMPTS]
+    assert all([pair["prompt"] for pair in event.answers] == few for event in answered)
+    assert asked.recorder.snapshot.steps.loss == without.recorder.snapshot.steps.loss
+    assert asked.recorder.snapshot.evals.loss == without.recorder.snapshot.evals.loss
+    assert planes_on_disk(asked) == planes_on_disk(without)
 
 
 def test_prompts_of_steps_that_a_resume_repeats_are_answered_anew(tmp_path):

@@ -1,0 +1,27 @@
+// What the model answers, before training and now.
+
+import { el, field, setText } from "../../shared/dom.js";
+
+export class Answers {
+    constructor(root) {
+        this.root = root;
+    }
+
+    show({ title, caption, rows, is_absent }) {
+        const { root } = this;
+        root.hidden = is_absent;
+        setText(field(root, "answers-title"), title);
+        setText(field(root, "answers-caption"), caption);
+        setText(field(root, "answers-now"), title.startsWith("Before") ? "After" : "Now");
+        root.querySelector("tbody").replaceChildren(...rows.map(answerRow));
+    }
+}
+
+function answerRow({ prompt, expected, rejected, before, now, is_right: isRight }) {
+    const asked = el("td", { class: "rs-asked" }, prompt);
+    if (rejected) asked.append(el("small", {}, `rejected: ${rejected}`));
+    const latest = el("td", { "data-label": "Now", "data-right": isRight ?? null }, now ?? "–");
+    latest.dataset.right = isRight ?? "";
+    if (isRight === false) latest.append(el("small", {}, `expected: ${expected}`));
+    return el("tr", {}, asked, el("td", { "data-label": "Before" }, before ?? "–"), latest);
+}

@@ -1,0 +1,93 @@
+"""What the model answers: before training, at the latest evaluation, and in the end. All functions
+are pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.labels import in_share
+from engine.runs.record.events import ExactMatchMeasured
+from engine.runs.record.snapshot import RunSnapshot
+
+SHOWN_GOING, SHOWN_OVER = 3, 5
+"""Number of prompts that are shown while a run goes on, and once it is over."""
+
+
+def answers(snapshot: RunSnapshot, is_over: bool) -> dict[str, Any]:
+    """Returns a row for each prompt, with its answer before training and now; `is_right` is None
+    where the expected answer is not known. It `is_absent` where nothing was asked.
+    """
+    after = _of_moment(snapshot, "after")
+    most = SHOWN_OVER if is_over else SHOWN_GOING
+    rows = _of_validation(snapshot) or _of_fixed_prompts(snapshot)
+    step = after.step if after is not None else _latest(snapshot)
+    return {
+        "title": "Before and after training" if is_over else "What it answers now",
+        "caption": _score(after) if after is not None else _when(snapshot, step, is_over),
+        "rows": rows[:most],
+        "is_absent": not rows,
+    }
+
+
+def _of_moment(snapshot: RunSnapshot, moment: str) -> ExactMatchMeasured | None:
+    found = [match for match in snapshot.exact_matches if match.moment == moment and match.total]
+    return found[-1] if found else None
+
+
+def _of_validation(snapshot: RunSnapshot) -> list[dict[str, Any]]:
+    """Returns rows of validation prompts."""
+    rows: dict[str, dict[str, Any]] = {}
+    for match in snapshot.exact_matches:
+        name = "now" if match.step else "before"
+        for sample in match.samples:
+            prompt, answer = sample.get("prompt", ""), sample.get("answer", "")
+            expected = sample.get("expected", "")
+            row = rows.setdefault(prompt, {"prompt": prompt, "expected": expected})
+            row |= {name: answer, "is_right": answer == expected}
+            if "rejected" in sample:
+                row["rejected"] = sample["rejected"]
+    if _of_moment(snapshot, "after") is None and snapshot.prompt_answers:
+        for pair in snapshot.prompt_answers[-1].answers:
+            row = rows.get(pair["prompt"])
+            if row is not None and _latest(snapshot):
+                right = pair["answer"] == row["expected"]
+                row |= {"now": pair["answer"], "is_right": right}
+    for row in rows.values():
+        if "now" not in row:
+            row["is_right"] = None
+    return list(rows.values())
+
+
+def _of_fixed_prompts(snapshot: RunSnapshot) -> list[dict[str, Any]]:
+    """Returns rows of the prompts that a person has set; nobody knows what is right."""
+    rows: dict[str, dict[str, Any]] = {}
+    for event in snapshot.prompt_answers:
+        for pair in event.answers:
+            row = rows.setdefault(pair["prompt"], {"prompt": pair["prompt"], "is_right": None})
+            row["now" if event.step else "before"] = pair["answer"]
+    return list(rows.values())
+
+
+def _latest(snapshot: RunSnapshot) -> int:
+    """Returns the step of the latest answers, 0 where none were given since training began."""
+    steps = [event.step for event in (*snapshot.exact_matches, *snapshot.prompt_answers)]
+    return max(steps, default=0)
+
+
+def _score(match: ExactMatchMeasured) -> str:
+    share = in_share(match.correct / match.total)
+    return f"{match.correct:,} of {match.total:,} right ({share}), at step {match.step:,}"
+
+
+def _when(snapshot: RunSnapshot, step: int, is_over: bool) -> str:
+    """Returns of which step the answers are, and when the next ones come."""
+    asked = {event.step for event in (*snapshot.exact_matches, *snapshot.prompt_answers)} - {0}
+    evaluated = {each for each in snapshot.evals.step if each}
+    if not asked:
+        return "" if is_over else "Asked again at an evaluation"
+    of = f"Step {step:,}"
+    if len(asked) < len(evaluated):
+        of_all = f"asked at {len(asked)} of {len(evaluated)} evaluations"
+        return f"{of} · {of_all}, to stay within 2 % of the time"
+    return f"{of} · at every evaluation"

@@ -1,0 +1,75 @@
+"""What the model answers is shown beside the loss, before training and now."""
+
+from app.pages.run.answers import answers
+from engine.runs.record.events import EvalFinished, ExactMatchMeasured, PromptsAnswered
+from engine.runs.record.snapshot import RunSnapshot
+from tests.support.folded import fold
+from tests.support.synthetic_run import records, step_finished
+
+EXPECTED = {f"{n} + {n}?": str(2 * n) for n in range(6)}
+
+
+def samples(answer):
+    return [{"prompt": p, "expected": e, "answer": answer(e)} for p, e in EXPECTED.items()]
+
+
+BEFORE = ExactMatchMeasured(0, "before", 0, 6, samples(lambda _: "?"))
+AFTER = ExactMatchMeasured(30, "after", 6, 6, samples(str))
+
+
+def few(step, *texts):
+    return PromptsAnswered(step, [{"prompt": p, "answer": t} for p, t in zip(EXPECTED, texts)])
+
+
+def run(*events) -> RunSnapshot:
+    return fold(records(list(events)))
+
+
+def trained(until, *events):
+    return [*(step_finished(step, 30) for step in range(1, until + 1)), *events]
+
+
+def test_before_the_first_evaluation_the_answers_before_training_are_there():
+    found = answers(run(BEFORE, *trained(3)), is_over=False)
+    assert (found["title"], found["caption"]) == (
+        "What it answers now",
+        "Asked again at an evaluation",
+    )
+    assert len(found["rows"]) == 3
+    assert found["rows"][1] == {
+        "prompt": "1 + 1?",
+        "expected": "2",
+        "before": "?",
+        "is_right": None,
+    }
+
+
+def test_an_evaluation_answers_three_of_them_anew_and_says_which_is_right():
+    evaluated = [EvalFinished(10, 1.0, 9), few(10, "0", "3", "4")]
+    found = answers(run(BEFORE, *trained(10, *evaluated)), is_over=False)
+    assert [(row["now"], row["is_right"]) for row in found["rows"]] == [
+        ("0", True),
+        ("3", False),
+        ("4", True),
+    ]
+    assert found["caption"] == "Step 10 · at every evaluation"
+    later = [*trained(20)[:10], *evaluated, *trained(20)[10:], EvalFinished(20, 1.0, 9)]
+    assert answers(run(BEFORE, *later), is_over=False)["caption"] == (
+        "Step 10 · asked at 1 of 2 evaluations, to stay within 2 % of the time"
+    )
+
+
+def test_in_the_end_more_are_shown_with_the_score():
+    found = answers(run(BEFORE, *trained(30, few(20, "1", "1", "1"), AFTER)), is_over=True)
+    assert found["title"] == "Before and after training"
+    assert found["caption"] == "6 of 6 right (100 %), at step 30"
+    assert [(row["before"], row["now"]) for row in found["rows"]][:2] == [("?", "0"), ("?", "2")]
+    assert len(found["rows"]) == 5 and all(row["is_right"] for row in found["rows"])
+
+
+def test_prompts_of_a_person_have_no_right_answer_and_without_any_there_is_nothing():
+    own = [PromptsAnswered(0, [{"prompt": "Hi", "answer": "a"}])]
+    own.append(PromptsAnswered(10, [{"prompt": "Hi", "answer": "b"}]))
+    (row,) = answers(run(*own), is_over=False)["rows"]
+    assert row == {"prompt": "Hi", "is_right": None, "before": "a", "now": "b"}
+    assert answers(run(*trained(3)), is_over=False)["is_absent"]

@@ -1,0 +1,67 @@
+"""Nothing jumps on a run's Overview, from Preparing to its end; in Chromium, on the real engine."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from app.form.settings_form import shown_values
+from engine.config.settings import TrainConfig
+from tests.browser.screen import OPENED_RUN, state, verdict
+from tests.support.browser import ROOT, WAIT_MILLISECONDS, answer
+from tests.support.sets import BROWSER_FLOWS
+
+pytestmark = pytest.mark.slow(BROWSER_FLOWS)
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+MOST = 0.05
+"""Sum of the shifts, as a share of the window, over a whole run."""
+SHIFTS = """(() => {
+  window.shifts = [];
+  new PerformanceObserver((list) => {
+    for (const each of list.getEntries()) if (!each.hadRecentInput) window.shifts.push([
+      each.value, document.querySelector('.rs-head')?.dataset.phase,
+      each.sources.map(({node}) => node?.className || node?.nodeName).join(', ')]);
+  }).observe({type: 'layout-shift', buffered: true});
+})()"""
+
+
+@pytest.mark.parametrize(("width", "height"), [(1440, 900), (390, 844)])
+def test_nothing_jumps_over_a_whole_run(blank, server, width, height):
+    page = blank
+    page.add_init_script(SHIFTS)
+    page.set_viewport_size({"width": width, "height": height})
+    preset = TrainConfig.load(ROOT / "presets/starter.yaml")
+    config = preset.with_values(
+        {
+            "name": f"Still at {width}",
+            "train.steps": 60,
+            "output.eval_every": 20,
+            "output.exact_match_samples": 3,
+        }
+    )
+    answer(server, "/api/check", {"preset": None, "shown": shown_values(config)})
+    page.goto(server.address)
+    page.locator("#start:not([disabled])").click()
+    expect(page).to_have_url(OPENED_RUN)
+    expect(verdict(page)).to_be_visible()
+    page.evaluate("window.shifts = []")
+    heights = {verdict(page).bounding_box()["height"]}
+    expect(state(page)).to_have_text("Running")
+    page.wait_for_selector("[data-figure=loss] .main-svg")
+    heights.add(verdict(page).bounding_box()["height"])
+    expect(state(page)).to_have_text("Finished")
+    expect(verdict(page)).to_have_attribute("data-phase", "over")
+    page.wait_for_timeout(1500)  # what is drawn after the end
+    heights.add(verdict(page).bounding_box()["height"])
+    shifts = page.evaluate("window.shifts")
+    print("\n".join(f"{value:.4f} {phase} {nodes}" for value, phase, nodes in shifts if value > 0.001))
+    assert sum(value for value, *_ in shifts) < MOST, shifts
+    assert len(heights) == 1, heights
+    # What its machine did takes one line, which opens.
+    fold = page.get_by_role("button", name="Machine")
+    expect(page.locator(".rs-timeline")).to_be_hidden()
+    fold.click()
+    expect(page.locator(".rs-timeline")).to_be_visible()
+    expect(fold).to_have_attribute("aria-expanded", "true")
