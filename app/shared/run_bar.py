@@ -12,7 +12,6 @@ import numpy as np
 
 from app.labels import (
     STATE_LABELS,
-    in_count,
     in_share,
     in_time,
     state_label,
@@ -108,7 +107,6 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun, judged: Verdict | None = None)
     """
     state = run.state(snapshot.state)
     tone = shown_tone(snapshot, state, judged)
-    rates = snapshot.steps.tokens_per_second
     seconds = snapshot.steps.seconds
     lacks_space_for = snapshot.lacks_space_for if state == "paused" else ""
     # A run that cannot write its record cannot report that it has taken a request. Its actions stay
@@ -128,7 +126,6 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun, judged: Verdict | None = None)
         "progress": round(snapshot.progress, 4),
         "step": f"{snapshot.step:,} of {snapshot.total_steps:,}" if snapshot.total_steps else "–",
         "left": _time_left(snapshot, state),
-        "rate": in_count(recent_median(rates)) if rates else "–",
         "sentence": _pending(pending, stop_saves) or shown,
         "actions": [each for each in actions if not pending and (run.saves or each != "save")],
         "pending": pending,

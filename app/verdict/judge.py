@@ -171,6 +171,6 @@ def _of_the_disk(snapshot: RunSnapshot, state: str) -> list[Finding]:
     """Returns what a paused run waits for on a full disk."""
     if state != "paused" or not snapshot.lacks_space_for:
         return []
-    return [
-        Finding("disk", "warn", snapshot.reason, "The run goes on by itself once there is space.")
-    ]
+    then = "The run goes on by itself once there is space."
+    is_said = "by itself" in snapshot.reason
+    return [Finding("disk", "warn", snapshot.reason, "" if is_said else then)]

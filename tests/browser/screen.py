@@ -20,6 +20,8 @@ OPENED_RUN = re.compile(r"run=[\w-]+&view=overview")
 """The address of a page after Start."""
 NEW_FORM = re.compile(r"(show=new|tab=train)")
 """The address of a page that shows the form with a run's settings."""
+MENUS = {"stop": "Stop", "discard": "Stop", "save": "More", "change": "More"}
+"""The menus that have these requests to a run."""
 POINTS = "name => document.querySelector(`[data-figure=${name}]`)?.data?.[0]?.x.length ?? 0"
 
 
@@ -99,6 +101,9 @@ def note(page: Page):
 
 
 def press(page: Page, command: str) -> None:
+    menu = MENUS.get(command)
+    if menu is not None:
+        page.locator(".rs-actions").get_by_role("button", name=menu, exact=True).click()
     page.locator(f".rs-actions [data-command={command}]").click()
 
 

@@ -125,15 +125,21 @@ def test_a_run_is_made_by_keyboard_alone(context, server):
     expect(state).to_have_text("Paused")
     expect(page.locator("[data-command=resume]")).to_be_focused()
     expect(page.locator(".rs-bar [data-field=announced]")).to_contain_text("Paused")
-    go(page, "[data-command=save]", 4)
-    press("Space")
-    expect(page.locator("[data-command=save]")).to_be_focused()
-    go(page, "[data-command=change]", 4)
+    more, stop = ".rs-actions .rs-dots > button", "[data-menu~=stop] > button"
+    go(page, more, 4)
     press("Enter")
-    expect(page.get_by_role("dialog", name="Change this run")).to_be_visible()
+    go(page, "[data-command=save]", 1)
+    press("Space")
+    expect(page.locator(more)).to_be_focused()
+    press("Enter")
+    go(page, "[data-command=change]", 2)
+    press("Enter")
+    expect(page.get_by_role("dialog", name="Edit this run")).to_be_visible()
     press("Escape")
-    expect(page.locator("[data-command=change]")).to_be_focused()
-    go(page, "[data-command=stop]", 4)
+    expect(page.locator(more)).to_be_focused()
+    go(page, stop, 4, "Shift+Tab")
+    press("Enter")
+    go(page, "[data-command=stop]", 1)
     press("Enter")
     expect(state).to_have_text("Stopped")
     expect(page.locator(".rs-bar [data-field=announced]")).to_contain_text("Stopped")
@@ -225,13 +231,16 @@ def test_no_dialog_and_no_form_has_a_serious_finding(opened):
     look(page, "queue and comparison", ".rs-runs", findings)
     dialogs = {
         "delete": page.locator(".rs-menu [data-act=delete]"),
-        "change": page.locator("[data-command=change]"),
-        "discard": page.locator("[data-command=discard]"),
+        "change": page.locator(".rs-actions .rs-dots > button"),
+        "discard": page.locator("[data-menu~=stop] > button"),
     }
     finished.locator("[data-act=more]").click()
     look(page, "menu", ".rs-menu", findings)
     for name, button in dialogs.items():
         button.click()
+        if name != "delete":
+            look(page, f"menu with {name}", ".rs-actions", findings)
+            page.locator(f"[data-command={name}]").click()
         dialog = page.locator(f"dialog[data-part={name}]")
         expect(dialog).to_be_visible()
         look(page, name, f"dialog[data-part={name}]", findings)
@@ -373,8 +382,8 @@ def test_a_phone_shows_the_run_first_and_has_buttons_for_fingers(opened):
     assert bar["y"] + bar["height"] <= STAYS
     for name in ("word", "step", "left"):
         expect(page.locator(f".rs-bar [data-field={name}]")).to_be_in_viewport(ratio=1)
-    for name in ("pause", "stop"):
-        expect(page.locator(f"[data-command={name}]")).to_be_in_viewport(ratio=1)
+    for button in page.locator(".rs-actions button:visible").all():
+        expect(button).to_be_in_viewport(ratio=1)
     views = page.locator(".rs-views")
     expect(views).to_have_class(re.compile("rs-cut"))
     open_view(page, VIEWS[-1])

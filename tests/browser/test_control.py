@@ -10,10 +10,13 @@ import signal
 import pytest
 from playwright.sync_api import expect
 
+from app.form.presets import FIRST_PRESET, PRESETS
+from app.form.settings_form import shown_values
+from engine.config.settings import TrainConfig
 from engine.runs.record.events import SettingsChanged
 from engine.runs.record.following import EVENTS_FILE, replay
 from tests.browser.screen import bar, open_view, press, start_short_run, state
-from tests.support.browser import WAIT_MILLISECONDS, Server
+from tests.support.browser import WAIT_MILLISECONDS, Server, answer
 from tests.support.ports import free_port
 from tests.support.sets import BROWSER_FLOWS
 
@@ -40,17 +43,17 @@ def test_a_run_is_changed_and_tells_when_it_is_over(page, server):
     expect(page.get_by_role("button", name="Will notify")).to_have_attribute("aria-pressed", "true")
 
     # By keyboard alone: open, a wrong number of steps, a right one.
-    change = page.locator(".rs-actions [data-command=change]")
-    change.focus()
-    page.keyboard.press("Enter")
-    dialog = page.get_by_role("dialog", name="Change this run")
-    expect(dialog.get_by_label("Steps in all")).to_have_value("100000")
-    dialog.get_by_label("Learning rate, at its peak").fill("-1")
+    page.locator(".rs-actions").get_by_role("button", name="More").focus()
+    for key in ("Enter", "Tab", "Tab", "Enter"):
+        page.keyboard.press(key)
+    dialog = page.get_by_role("dialog", name="Edit this run")
+    expect(dialog.get_by_label("Total steps")).to_have_value("100000")
+    dialog.get_by_label("Learning rate (peak)").fill("-1")
     page.keyboard.press("Enter")
     expect(dialog).to_be_visible()
-    dialog.get_by_label("Learning rate, at its peak").fill("0.0007")
+    dialog.get_by_label("Learning rate (peak)").fill("0.0007")
     done = int(re.match(r"[\d,]+", bar(page, "step").inner_text()).group().replace(",", ""))
-    dialog.get_by_label("Steps in all").fill(str(done + 40))
+    dialog.get_by_label("Total steps").fill(str(done + 40))
     page.keyboard.press("Enter")
     expect(dialog).to_be_hidden()
     page.evaluate("window.away = true")
@@ -72,11 +75,11 @@ def test_less_steps_than_are_done_are_refused_in_the_dialog(page):
     start_short_run(page, "Kept", steps=100_000)
     expect(bar(page, "step")).to_have_text(re.compile(r"^[\d,]*\d\d of"))
     press(page, "change")
-    dialog = page.get_by_role("dialog", name="Change this run")
-    dialog.get_by_label("Steps in all").evaluate("box => { box.min = 1; box.value = 1; }")
-    dialog.get_by_role("button", name="Change it").click()
+    dialog = page.get_by_role("dialog", name="Edit this run")
+    dialog.get_by_label("Total steps").evaluate("box => { box.min = 1; box.value = 1; }")
+    dialog.get_by_role("button", name="Apply").click()
     expect(dialog.get_by_role("alert")).to_contain_text("fewer than the")
-    dialog.get_by_role("button", name="Leave it as it is").click()
+    dialog.get_by_role("button", name="Cancel").click()
     press(page, "stop")
     expect(state(page)).to_have_text("Stopped")
 
@@ -109,3 +112,26 @@ def test_the_link_logs_in_once(browser, guarded):
     page.wait_for_selector(".rs-fit-panel")
     for context in (first, second):
         context.close()
+
+
+def test_a_run_that_was_stopped_stays_though_the_next_of_the_queue_begins(page, server):
+    """The page follows whichever run goes on, but a second click must not stop the next one."""
+    start_short_run(page, "First", steps=100_000)
+    expect(state(page)).to_have_text("Running")
+    shown = shown_values(TrainConfig.load(PRESETS / FIRST_PRESET).with_values({"name": "Second"}))
+    answer(server, "/api/check", {"preset": None, "shown": shown})
+    page.goto(f"{server.address}/?show=new")
+    page.locator("#add-to-queue:not([disabled])").click()
+    expect(page.locator(".rs-queued")).to_contain_text("in line")
+    page.goto(f"{server.address}/?view=overview")
+    expect(bar(page, "name")).to_have_text("First")
+    press(page, "stop")
+    expect(state(page)).to_have_text("Stopped")
+    other = bar(page, "other")
+    expect(other).to_contain_text("Second is training.")
+    expect(bar(page, "name")).to_have_text("First")
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_be_hidden()
+    other.get_by_role("button", name="Show it").click()
+    expect(bar(page, "name")).to_have_text("Second")
+    press(page, "stop")
+    expect(state(page)).to_have_text("Stopped")

@@ -38,6 +38,7 @@ from tests.browser.screen import (
     open_view,
     press,
     state,
+    verdict,
     wait_for_points,
 )
 from tests.support.browser import WAIT_MILLISECONDS
@@ -135,9 +136,9 @@ def test_a_page_that_is_closed_offline_or_asleep_costs_a_run_nothing_and_two_may
         assert each.evaluate(ask, ["stop", "running"]) == 200
     assert len([r for r in replay(folder.events_path) if isinstance(r.event, RunEnded)]) == 1
     sentences = {
-        each.locator(".rs-bar [data-field=sentence]").inner_text() for each in (page, second)
+        verdict(each).locator("[data-field=head-text]").inner_text() for each in (page, second)
     }
-    assert len(sentences) == 1 and "can be resumed" in sentences.pop()
+    assert len(sentences) == 1 and "Resume continues from step" in sentences.pop()
     for each in (page, second):
         each.evaluate("document.querySelector('.rs-actions [data-command=resume]').click()")
     for each in (page, second):

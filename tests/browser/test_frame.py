@@ -146,7 +146,7 @@ def test_the_overview_shows_memory_and_the_line_over_a_run_stays(blank, server, 
         for part in (".rs-bar .rs-state", ".rs-bar [data-field=step]", "[data-command=pause]"):
             top, bottom = page.locator(part).evaluate(BOX)
             assert 0 <= top < bottom < 260, (width, part, top, bottom)
-        expect(page.locator("[data-command=stop]")).to_be_in_viewport()
+        expect(page.get_by_role("button", name="Stop", exact=True)).to_be_in_viewport()
 
     # So does the verdict beside a form that is longer than the window.
     page.set_viewport_size({"width": 1440, "height": 900})

@@ -79,7 +79,7 @@ def test_two_ranks_are_seen_stopped_and_resumed_by_one(blank, server, runs, tmp_
     expect(bar(page, "name")).to_have_text("Together")
     run_id = run_of(page)
     expect(state(page)).to_have_text("Running", timeout=STARTS)
-    expect(bar(page, "about")).to_contain_text("2 processes compute it together")
+    expect(page.locator(".rs-bar [data-part=badges]")).to_have_text("Detached2 processes")
 
     # Both ranks' lanes, one by one and together.
     open_view(page, "machine")

@@ -71,7 +71,7 @@ def test_any_sampled_step_is_opened_and_has_an_address(context, server, run):
         "aria-pressed", "true"
     )
     shown = page.locator("[data-caption=timeline]")
-    expect(shown).to_contain_text(re.compile(r"^step 40, .*compute busy \d+ %, waiting "))
+    expect(shown).to_contain_text(re.compile(r"^Step 40: .* · busy \d+ %$"))
     expect(page.locator(".rs-phases")).to_contain_text("Forward 1/2")
     expect(page.locator(".rs-timeline .rs-legend")).to_contain_text(
         "Compute waits for the optimizer"
@@ -79,12 +79,12 @@ def test_any_sampled_step_is_opened_and_has_an_address(context, server, run):
 
     # By the buttons and by the slider's keys; the address follows.
     page.get_by_role("button", name="Earlier sampled step").click()
-    expect(shown).to_contain_text("step 35,")
+    expect(shown).to_contain_text("Step 35:")
     assert "step=35" in page.url and f"run={run.id}" in page.url
     slider = page.get_by_role("slider", name="Sampled step")
     slider.focus()
     page.keyboard.press("Home")
-    expect(shown).to_contain_text("step 5,")
+    expect(shown).to_contain_text("Step 5:")
     expect(slider).to_have_attribute("aria-valuetext", "Step 5")
     expect(page.get_by_role("button", name="Earlier sampled step")).to_be_disabled()
 
@@ -103,7 +103,7 @@ def test_any_sampled_step_is_opened_and_has_an_address(context, server, run):
 
     # Back to the latest, which then follows the run.
     page.get_by_role("button", name="Follow the latest").click()
-    expect(shown).to_contain_text("step 40,")
+    expect(shown).to_contain_text("Step 40:")
     page.wait_for_function("!location.search.includes('step=')")
     later = [step_finished(step, 100) for step in range(41, 46)] + [
         measured(plan_of(blocks=6, micro_batches=4, rounds=2), 45)
@@ -115,7 +115,7 @@ def test_any_sampled_step_is_opened_and_has_an_address(context, server, run):
 
 def test_zoom_and_prediction_stay_over_steps_and_the_trace_is_the_step(context, server, run):
     page = opened(context, server, run, "&step=15")
-    expect(page.locator("[data-caption=timeline]")).to_contain_text("step 15,")
+    expect(page.locator("[data-caption=timeline]")).to_contain_text("Step 15:")
     figure = page.get_by_role("group", name=re.compile("^Timeline of the step"))
     whole, all_of_it = page.evaluate(RANGE), page.get_by_role("button", name="Show the whole step")
     expect(all_of_it).to_be_hidden()
@@ -128,7 +128,7 @@ def test_zoom_and_prediction_stay_over_steps_and_the_trace_is_the_step(context, 
     zoomed = page.evaluate(RANGE)
     assert zoomed[1] - zoomed[0] < 0.7 * (whole[1] - whole[0])
     page.get_by_role("button", name="Later sampled step").click()
-    expect(page.locator("[data-caption=timeline]")).to_contain_text("step 20,")
+    expect(page.locator("[data-caption=timeline]")).to_contain_text("Step 20:")
     assert page.evaluate(RANGE) == pytest.approx(zoomed)
 
     assert page.evaluate(f"{BARS}.predicted") == "4"

@@ -10,7 +10,7 @@ import { Timeline } from "../run/timeline.js";
 import { RunList } from "../runs/runs.js";
 import { Account } from "./account.js";
 import { NotifySwitch } from "./notify.js";
-import { closeRun, draw, go, openChat, openRun, setAxis, setStep } from "./router.js";
+import { closeRun, draw, go, openChat, openRun, setAxis, setStep, stayWithRun } from "./router.js";
 import { RunBar } from "./runbar.js";
 import { wake } from "./schedule.js";
 import { Sidebar } from "./sidebar.js";
@@ -30,6 +30,7 @@ const mounts = {
             go,
             open: () => openRun(page.active),
             opened: openRun,
+            stay: stayWithRun,
         });
         const notify = place.element.querySelector('[data-part="notify"]');
         new NotifySwitch(notify, (text) => places.bar.notify(text, "warn"));

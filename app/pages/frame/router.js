@@ -64,6 +64,14 @@ export function openRun(id, view = "overview") {
     go({ page: "run", run: id, view });
 }
 
+// The run that is shown stays, whichever begins next: a person acts on it.
+export function stayWithRun() {
+    page.chosen = page.run !== null;
+    if (page.place.page !== "run" || page.place.run === page.run) return;
+    page.place = { ...page.place, run: page.run };
+    history.replaceState(null, "", addressOf(page.place));
+}
+
 // The run was deleted here.
 export function closeRun(id) {
     places.sidebar?.changed();

@@ -3,9 +3,9 @@
 
 import { addressOf, followLinks, markCurrent } from "../../shared/address.js";
 import { el, field, send, setText } from "../../shared/dom.js";
+import { Dropdown } from "../../shared/dropdown.js";
 
 const COUNTERPARTS = { pause: "resume", resume: "pause" };
-const SELDOM = ["save", "change", "discard"];
 const BESIDE = 60; // px of the views before the current one that are shown
 const SHOWN = 8000; // ms for which a refusal, or a report after an outage, is shown
 
@@ -47,8 +47,10 @@ export class RunBar {
     // go(place): shows another place.
     // open(): shows the active run here.
     // opened(run): is called when Start has answered with its run.
-    constructor({ element, props, trigger, watch }, { wake, go, open, opened }) {
+    // stay(): keeps the run that is shown.
+    constructor({ element, props, trigger, watch }, { wake, go, open, opened, stay }) {
         this.wake = wake;
+        this.stay = stay;
         this.root = element.querySelector(".rs-bar");
         this.trigger = trigger;
         this.dialog = element.querySelector('[data-part="discard"]');
@@ -57,9 +59,9 @@ export class RunBar {
         this.run = null;
         this.shownUntil = 0;
         this.buttons = [...element.querySelectorAll("[data-command]")];
-        this.more = element.querySelector('[data-part="more"]');
-        this.more.addEventListener("click", () => this.showMore(!this.isMore));
-        this.how = field(element, "stop-how");
+        this.menus = [...element.querySelectorAll("[data-menu]")];
+        for (const menu of this.menus) new Dropdown(menu);
+        this.stop = this.buttons.find((button) => button.dataset.command === "stop");
         this.resume = this.buttons.find((button) => button.dataset.command === "resume");
         this.actions = element.querySelector(".rs-actions");
         for (const button of this.buttons)
@@ -123,8 +125,11 @@ export class RunBar {
         this.root.classList.toggle("rs-asked", Boolean(bar.pending));
         const place = { page: "run", view: "overview", run: bar.run_id, step: null };
         this.name.href = addressOf(place);
-        for (const name of ["word", "name", "sentence", "step", "left", "rate"])
+        for (const name of ["word", "name", "step", "left"])
             setText(field(this.root, name), bar[name]);
+        // The page of the run says more; elsewhere, a run that waits says what for.
+        setText(field(this.root, "sentence"), bar.pending || bar.waits ? bar.sentence : "");
+        this.showBadges(bar.badges ?? []);
         setText(
             field(this.root, "about"),
             [bar.note, ...(bar.remarks ?? [])].filter(Boolean).join(" · "),
@@ -135,8 +140,7 @@ export class RunBar {
         progress.firstElementChild.style.width = `${100 * bar.progress}%`;
         for (const button of this.buttons) button.disabled = false;
         const saves = bar.stop_saves !== false;
-        setText(this.how, saves ? " and save" : " without saving");
-        this.how.classList.toggle("rs-usual", saves);
+        setText(this.stop, saves ? "Stop and save" : "Stop without saving");
         this.resume.textContent = bar.begins_anew ? "Start again" : "Resume";
         this.showActions(bar.actions);
         this.announce(bar);
@@ -151,18 +155,26 @@ export class RunBar {
         const focused = this.buttons.find((button) => button === document.activeElement);
         if (focused && !names.includes(focused.dataset.command)) this.hold(focused);
         for (const button of this.buttons) button.hidden = !names.includes(button.dataset.command);
-        this.more.hidden = !names.some((name) => SELDOM.includes(name));
+        for (const menu of this.menus) {
+            const isEmpty = !menu.dataset.menu.split(" ").some((name) => names.includes(name));
+            if (isEmpty && menu.contains(document.activeElement))
+                this.actions.focus({ preventScroll: true });
+            menu.hidden = isEmpty;
+        }
         if (document.activeElement !== this.actions) return;
         const next = [this.held, COUNTERPARTS[this.held]].find((name) => names.includes(name));
         this.buttons.find((button) => button.dataset.command === next)?.focus();
     }
 
-    // A phone shows the buttons that are seldom needed on request.
-    showMore(isMore) {
-        this.isMore = isMore;
-        this.actions.classList.toggle("rs-more", isMore);
-        this.more.setAttribute("aria-expanded", String(isMore));
-        this.more.setAttribute("aria-label", isMore ? "Less" : "More");
+    // What is special about this run, in a word each.
+    showBadges(badges) {
+        const text = JSON.stringify(badges);
+        if (text === this.badges) return;
+        this.badges = text;
+        const list = this.root.querySelector('[data-part="badges"]');
+        list.replaceChildren(
+            ...badges.map(({ label, title }) => el("span", { class: "rs-state", title }, label)),
+        );
     }
 
     hold(button) {
@@ -200,7 +212,6 @@ export class RunBar {
                 sentence: "Choose a preset in New and press Start.",
                 step: "–",
                 left: "–",
-                rate: "–",
             },
             null,
         );
@@ -212,7 +223,6 @@ export class RunBar {
         this.clear();
         setText(field(this.root, "word"), "Not shown");
         setText(this.name, run);
-        setText(field(this.root, "sentence"), "");
         this.note("");
     }
 
@@ -250,6 +260,7 @@ export class RunBar {
 
     async command(command) {
         this.disable();
+        this.stay(); // the next run of the queue does not come under the pointer
         try {
             await this.post("control", { command, seen: this.shown.state ?? "" });
             this.wake();

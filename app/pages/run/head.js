@@ -2,7 +2,7 @@
 // what came of it; with the reasons for the verdict, and what can be done.
 
 import { el, field, send, setText } from "../../shared/dom.js";
-import { Menu } from "../../shared/menu.js";
+import { Dropdown } from "../../shared/dropdown.js";
 
 const LABELS = {
     "export-again": "Export again",
@@ -108,15 +108,15 @@ export class Head {
     }
 
     menu(names) {
-        const list = el("div", { class: "rs-menu-list" });
+        const list = el("div", { class: "rs-dropdown-list" });
         list.append(...names.map((name) => this.button({ name })));
         const root = el(
             "span",
-            { class: "rs-menu" },
+            { class: "rs-dropdown" },
             el("button", { type: "button" }, "Train again"),
             list,
         );
-        new Menu(root);
+        new Dropdown(root);
         return root;
     }
 

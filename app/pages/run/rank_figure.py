@@ -121,4 +121,4 @@ def _text_of_all(timeline: StepTimeline) -> str:
     least, most = in_share(min(shares)), in_share(max(shares))
     busy = most if least == most else f"{least} to {most}"
     length = duration(timeline)
-    return f"step {timeline.step:,}, {length}, compute busy {busy} on {ranks} ranks"
+    return f"Step {timeline.step:,}: {length} · busy {busy} on {ranks} ranks"

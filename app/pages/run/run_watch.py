@@ -150,8 +150,12 @@ class Watch:
             "evaluates": config is None or _evaluates(config) or bool(len(snapshot.evals)),
             "diagnosis": judged.to_dict(),
         }
-        remarks = self._remarks(is_running)
-        return _serialized(members | {"bar": bar | {"note": about.note, "remarks": remarks}})[1:-1]
+        bar |= {
+            "note": about.note,
+            "badges": self._badges(is_running),
+            "remarks": self._remarks(),
+        }
+        return _serialized(members | {"bar": bar})[1:-1]
 
     def _shown(self, what: str, build: Callable[[RunSnapshot], T]) -> T:
         """Returns what `build` makes of the record, or of an empty one where a fault in this
@@ -172,17 +176,24 @@ class Watch:
             traceback.print_exception(error)
         self._undrawn[what] = f"{type(error).__name__}: {first_line(error)}"
 
-    def _remarks(self, is_running: bool) -> list[str]:
-        """Returns sentences on what is special about this run or its record."""
-        remarks = []
+    def _badges(self, is_running: bool) -> list[dict[str, str]]:
+        """Returns what is special about how this run goes on."""
+        badges = []
         ranks = ranks_text(self.snapshot)
         if is_running and not self.run.is_active():
-            it = f"{ranks} compute it together; it" if ranks else "It"
-            remarks.append(
-                f"{it} runs in a process of its own, which goes on without this program."
-            )
+            title = "It runs in a process of its own, which goes on if Ramstream is closed."
+            badges.append({"label": "Detached", "title": title})
+            if ranks:
+                title = f"{ranks} compute each step together."
+                badges.append({"label": ranks, "title": title})
         if self.snapshot.resumed_step is not None and is_running:
-            remarks.append(f"Resumed after step {self.snapshot.resumed_step:,}.")
+            title = f"Resumed after step {self.snapshot.resumed_step:,}."
+            badges.append({"label": "Resumed", "title": title})
+        return badges
+
+    def _remarks(self) -> list[str]:
+        """Returns sentences on what is wrong with the record."""
+        remarks = []
         if self.snapshot.damaged_lines:
             lines = counted(self.snapshot.damaged_lines, "line")
             remarks.append(

@@ -196,12 +196,7 @@ def timeline_text(timeline: StepTimeline | None) -> str:
     if timeline is None or not timeline.spans:
         return ""
     share = in_share(busy_share(timeline))
-    text = f"step {timeline.step:,}, {duration(timeline)}, compute busy {share}"
-    waits = [
-        f"{duration_text(seconds)} for {WAITS.get(cause, WAITS['other'])[1]}"
-        for cause, seconds in _waited(timeline).items()
-    ]
-    return f"{text}, waiting {', '.join(waits)}" if waits else text
+    return f"Step {timeline.step:,}: {duration(timeline)} · busy {share}"
 
 
 def duration(timeline: StepTimeline) -> str:

@@ -270,10 +270,7 @@ def test_waits_are_drawn_by_cause_and_added_up_in_the_legend():
         "Compute waits for weights: 250 ms",
         "Compute waits for other work: 125 ms",
     ]
-    assert timeline_text(step) == (
-        "step 1, 4.00 s, compute busy 94 %, waiting 1.00 s for the optimizer, 250 ms for weights, "
-        "125 ms for other work"
-    )
+    assert timeline_text(step) == "Step 1: 4.00 s · busy 94 %"
 
 
 def test_an_older_record_shows_gaps_without_a_cause(step):

@@ -211,7 +211,7 @@ def test_the_sentence_counts_compute_alone():
         span("a", "device_update", Lane.UPDATE, 6, 7),
         span("a", "offload_states", Lane.STATES_OUT, 7, 8),
     ]
-    assert timeline_text(StepTimeline(step=9, spans=spans)) == "step 9, 8.00 s, compute busy 75 %"
+    assert timeline_text(StepTimeline(step=9, spans=spans)) == "Step 9: 8.00 s · busy 75 %"
 
 
 # ------------------------------------------------------------------ merging
