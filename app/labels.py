@@ -120,16 +120,20 @@ def in_share(share: float) -> str:
     return "< 0.1 %"
 
 
+SUPERSCRIPTS = dict(zip("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
 def in_digits(value: float | None) -> str:
-    """Returns a number with at most four significant digits, as in 0.01234 or 1.2e-5. An unknown
-    number is an en dash.
+    """Returns a number with at most four significant digits, as in 0.01234, 0.00012 or 1.2×10⁻⁵. An
+    unknown number is an en dash.
     """
     if value is None or not math.isfinite(value):
         return "–"
-    if value != 0 and not 1e-3 <= abs(value) < 1e5:
+    if value != 0 and not 1e-4 <= abs(value) < 1e5:
         mantissa, _, power = f"{value:.2e}".partition("e")
-        return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
-    return f"{value:.4g}"
+        raised = "".join(SUPERSCRIPTS[digit] for digit in str(int(power)))
+        return f"{mantissa.rstrip('0').rstrip('.')}×10{raised}"
+    return f"{value:.3g}" if abs(value) < 1e-3 else f"{value:.4g}"
 
 
 def _three_digits(value: float) -> str:

@@ -46,7 +46,7 @@ PENDING_LABELS = {
     "change": "Change requested: made before the next step.",
 }
 TRANSIENT_LABELS = {
-    "preparing": "Getting ready.",
+    "preparing": "Preparing.",
     "pausing": "Finishing the step, then pausing.",
     "stopping": "Finishing the step, then saving.",
     "saving": "Saving.",

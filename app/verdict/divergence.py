@@ -49,6 +49,8 @@ class Divergence:
     """Lowest median of `BASE_STEPS` steps before it rose."""
     last: float
     """Median of the latest `LAST_STEPS` steps."""
+    highest: float
+    """Highest loss."""
     limit: float
     """Loss above which it had to rise."""
     since: int
@@ -95,7 +97,8 @@ def divergence(losses: Losses) -> Divergence | None:
             # The noise of a loss that diverges says nothing about where it was good.
             is_over = _has_recovered(values[row + 1 :], float(floor[place]))
             last = float(median(values[-LAST_STEPS:]))
-            return Divergence(float(best[place]), last, limit, int(losses.steps[row]), is_over)
+            since, highest = int(losses.steps[row]), float(values.max())
+            return Divergence(float(best[place]), last, highest, limit, since, is_over)
     return None
 
 
@@ -152,18 +155,17 @@ def of_divergence(losses: Losses, config: TrainConfig | None) -> Finding | None:
         return Finding(
             "rate too high",
             "calm",
-            f"The training loss rose far above its best until step {rose.since:,}, and came back.",
-            "A lower learning rate would spare the detour.",
+            f"The loss exploded ({in_digits(rose.best)} → {in_digits(rose.highest)}) and came "
+            "back.",
+            "Lower the learning rate next time.",
             f"{above} {rose.since:,}; its best median before was {in_digits(rose.best)}.",
         )
-    at_its_best = f"{in_digits(rose.best)} at its best"
-    if losses.begun < rose.best:
-        at_its_best = f"{in_digits(losses.begun)} in the first one"
+    best = min(losses.begun, rose.best)
     return Finding(
         "diverging",
         "bad",
-        f"The training loss rises: {in_digits(rose.last)} in the latest steps, {at_its_best}.",
-        "A lower learning rate is the first thing to try.",
+        f"Getting worse: training loss {in_digits(best)} → {in_digits(rose.last)}.",
+        too_high(config),
         f"{above} {rose.since:,}, and no {LAST_STEPS} steps in a row have been good since.",
         lower_rate(config),
     )
@@ -199,6 +201,12 @@ def of_skipped(snapshot: RunSnapshot, config: TrainConfig | None) -> Finding | N
         f"The {late[-1].what} of step {late[-1].step:,} was the last of them.",
         lower_rate(config),
     )
+
+
+def too_high(config: TrainConfig | None) -> str:
+    """Returns one sentence on the learning rate of a run that gets worse."""
+    rate = "" if config is None else f" ({in_digits(config.train.learning_rate)})"
+    return f"The learning rate{rate} is too high."
 
 
 def lower_rate(config: TrainConfig | None) -> Offer | None:

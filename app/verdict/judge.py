@@ -158,7 +158,7 @@ def _early_stopping(snapshot: RunSnapshot, config: TrainConfig | None) -> list[F
 
 def _before_the_first_step(snapshot: RunSnapshot, state: str) -> Finding:
     if state == "preparing":
-        return Finding("too early", "calm", "Getting ready: the first step has not begun.")
+        return Finding("too early", "calm", "Preparing: the first step has not begun.")
     text = "The first step is under way."
     if state != "running":
         text = "No step was made yet."

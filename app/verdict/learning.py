@@ -166,17 +166,16 @@ def of_learning(found: Learning) -> Finding:
     if not found.learns:
         return _too_early(made)
     if went is not None and len(went.losses) > 1 and went.has_improved:
-        lowest = ", its lowest so far"
+        lowest = ""
         if went.place != len(went.losses) - 1:
-            lowest = f"; lowest {in_digits(went.best)} at step {went.best_step:,}"
-        text = (
-            f"It learns: validation loss {in_digits(went.first)} → {in_digits(went.last)}{lowest}."
-        )
+            lowest = f", lowest {in_digits(went.best)} at step {went.best_step:,}"
+        fell = f"{in_digits(went.first)} → {in_digits(went.last)}"
+        text = f"Learning well. Validation loss {fell}{lowest}."
     else:
         # A quick fall may end before the first steps do, and a loss that rose at first began lower.
         began = made.first if made.last < made.first else made.begun
         began = min(began, made.begun)
-        text = f"It learns: training loss {in_digits(began)} → {in_digits(made.last)}."
+        text = f"Learning well. Training loss {in_digits(began)} → {in_digits(made.last)}."
     evidence = f"{_compared(made)}." if made.count >= EARLY_STEPS else ""
     return Finding("doing well", "good", text, evidence=evidence)
 
@@ -198,7 +197,7 @@ def _above_before(found: Learning) -> Finding:
 
 
 def _too_early(made: Progress) -> Finding:
-    text = f"Too early to say whether it learns ({made.made:,} of {made.needed:,} steps)."
+    text = f"Warming up: verdict at step {made.needed:,}."
     if made.is_clear:  # the validation loss says otherwise, or there was nothing left to learn
         text = f"The training loss has hardly changed: {in_digits(made.last)} now."
     if made.count < EARLY_STEPS:

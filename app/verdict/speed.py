@@ -68,7 +68,7 @@ def _judged(snapshot: RunSnapshot, config: TrainConfig | None, end: int) -> Find
     evidence = f"Of {count} clean steps, the median takes {in_step_time(seconds)}"
     slow = _slow(snapshot, seconds, evidence)
     if total < WAITING_SHARE:
-        return slow or _compute_bound(total, config, f"{evidence}.")
+        return slow or _compute_bound(snapshot, total, config, f"{evidence}.")
     cause = max(waiting, key=waiting.__getitem__)
     case = CAUSES[cause](_Case(snapshot, config, waiting[cause]))
     others = [
@@ -107,15 +107,18 @@ def _slow(snapshot: RunSnapshot, seconds: float, evidence: str) -> Finding | Non
     return Finding(
         "speed",
         _alarm(snapshot),
-        f"Steps take {in_step_time(seconds)}, {in_share(seconds / predicted - 1)} longer than the "
-        f"{in_step_time(predicted)} that were predicted.",
-        "Other programs may use the machine; Measure, in Hardware, measures its rates anew.",
-        f"{evidence}; {in_share(SLOWER)} longer is worth a look.",
+        f"{seconds / predicted:.1f}× slower than predicted.",
+        "Is something else using this machine? If not, Measure, in Hardware, measures it again.",
+        f"{evidence}; {in_step_time(predicted)} were predicted, and {in_share(SLOWER)} longer is "
+        "worth a look.",
     )
 
 
-def _compute_bound(total: float, config: TrainConfig | None, evidence: str) -> Finding:
-    text = f"Compute-bound: {in_share(total)} of the time is spent waiting."
+def _compute_bound(
+    snapshot: RunSnapshot, total: float, config: TrainConfig | None, evidence: str
+) -> Finding:
+    worker = "GPU" if snapshot.device == "cuda" else "CPU"
+    text = f"The {worker} is busy; {in_share(total)} of the time it waits."
     if config is not None and config.engine.activation_checkpointing not in (AUTO, "none"):
         return Finding(
             "speed",

@@ -178,12 +178,9 @@ def of_before(snapshot: RunSnapshot) -> Finding | None:
         return None
     now, before = in_digits(worse.now), in_digits(worse.before)
     if worse.of == "validation":
-        text = f"Worse than before training: the validation loss is {now}, and was {before}."
+        text = f"Worse than before training: validation loss {before} → {now}."
     else:
-        text = (
-            f"Worse than before training: the training loss is {now}, and was {before} in the "
-            "first step."
-        )
+        text = f"Worse than before training: training loss {before} (step 1) → {now}."
     return Finding(
         "worse than before training",
         "bad",

@@ -129,7 +129,7 @@ def hold_answers(page: Page, _server: Server) -> None:
 
 def cut_connection(page: Page, _server: Server) -> None:
     page.context.set_offline(True)
-    expect(note(page)).to_contain_text("Reconnecting")
+    expect(note(page)).to_contain_text("Connection lost")
 
 
 def queue_two(page: Page, _server: Server) -> None:

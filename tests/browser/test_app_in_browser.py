@@ -82,6 +82,7 @@ def test_the_whole_job(page, context, server):
     wait_for_points(page, least=60)
     steps = page.evaluate("document.querySelector('[data-figure=loss]').data[0].x")
     assert steps == list(range(1, 61))
+    page.get_by_role("button", name="Machine").click()
     page.locator("[data-figure=timeline]").scroll_into_view_if_needed()
     page.wait_for_function("document.querySelector('.rs-lanes canvas').dataset.bars >= 5")
     open_view(page, "machine")

@@ -74,7 +74,7 @@ def test_a_page_that_is_closed_offline_or_asleep_costs_a_run_nothing_and_two_may
     fill(page, "train.warmup_steps", "17")
     page.wait_for_timeout(500)
     context.set_offline(True)
-    expect(note(page)).to_contain_text("Reconnecting: the server does not answer.")
+    expect(note(page)).to_contain_text("Connection lost; trying again.")
     for command in ("pause", "stop"):
         expect(page.locator(f".rs-actions [data-command={command}]")).to_be_disabled()
     expect(page.locator("#start")).to_be_disabled()
@@ -82,7 +82,7 @@ def test_a_page_that_is_closed_offline_or_asleep_costs_a_run_nothing_and_two_may
     box(page, "name").fill("")
     box(page, "name").press_sequentially("Half typ")
     page.wait_for_timeout(1000 * OFFLINE_SECONDS)
-    expect(note(page)).to_contain_text(re.compile(r"What is shown is \d+ (s|min) old"))
+    expect(note(page)).to_contain_text(re.compile(r"\(\d+ (s|min) ago\)"))
     done = steps_done(folder)
     context.set_offline(False)
     expect(note(page)).to_contain_text(
@@ -174,7 +174,7 @@ def test_a_server_that_is_killed_and_started_again(own):
     box(page, "data.max_seq_len").press("Tab")  # the preview is asked for
     page.wait_for_timeout(300)
     server.end()
-    expect(note(page)).to_contain_text("Reconnecting")
+    expect(note(page)).to_contain_text("Connection lost")
     first = {event.step: event for event in recorded_steps(folder)}
     box(page, "name").fill("")
     box(page, "name").press_sequentially("Half typ")

@@ -156,7 +156,7 @@ def test_the_overview_shows_memory_and_the_line_over_a_run_stays(blank, server, 
     page.wait_for_function("document.documentElement.scrollHeight > 1800")
     page.evaluate("window.scrollTo(0, 900)")
     page.wait_for_function("window.scrollY > 800")
-    expect(page.locator("#start")).to_be_in_viewport()
+    expect(page.locator("#add-to-queue")).to_be_in_viewport()  # a run goes on
     expect(page.locator(page_link("runs"))).to_be_in_viewport()
 
 

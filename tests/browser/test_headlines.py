@@ -68,7 +68,7 @@ def test_the_headline_of_a_finished_starter_is_what_its_record_says(page, server
     open_why(page)
     whole = card.inner_text()
     assert f"the last loss is {in_digits(found.loss)}" in whole
-    for each in ("fresh memory", "grows", "Compute-bound"):
+    for each in ("fresh memory", "grows", "busy"):
         assert each not in whole
 
 

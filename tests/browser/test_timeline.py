@@ -273,7 +273,7 @@ def test_what_is_not_there_is_told_in_a_sentence(context, server, run):
     for path, sentence in (
         (f"{run.id}/timeline?step=7", "the nearest one that has is step 5"),
         (f"{run.id}/trace?step=x", "is not the number"),
-        ("nothing/timeline", "nothing"),
+        ("nothing/timeline", "does not exist"),
     ):
         answer = page.request.get(f"{server.address}/api/runs/{path}")
         assert answer.status == 404 and sentence in answer.json()["error"]

@@ -115,7 +115,7 @@ def test_a_run_that_made_its_model_worse_is_red_everywhere(context, server):
     card = verdict(page)
     expect(card).to_have_attribute("data-tone", "bad")
     expect(card).to_contain_text("Worse than before training")
-    expect(page.locator(".rs-run")).not_to_contain_text("It learns")
+    expect(page.locator(".rs-run")).not_to_contain_text("Learning well")
     expect(page.locator(".rs-run")).not_to_contain_text("best: step")
     picture(page, "worse-run")
     page.close()

@@ -71,8 +71,8 @@ def test_an_overfitting_run_takes_home_its_best_and_says_so(blank, server, tmp_p
     chat = page.locator(".rs-chat")
     expect(chat.get_by_label("Weights")).to_have_value(f"best-{best}")
     chat.get_by_label("Compare with the model before training").uncheck()
-    page.get_by_text("How answers are drawn").click()
-    chat.get_by_label("Tokens at most").fill(str(TOKENS))
+    page.get_by_text("Sampling:").click()
+    chat.get_by_label("Longest answer (tokens)").fill(str(TOKENS))
     chat.get_by_label("Temperature").fill("0")
     for question in QUESTIONS:
         one = ask(page, question).locator(".rs-chat-answer[data-side=tuned]")

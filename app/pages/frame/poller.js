@@ -202,13 +202,13 @@ export const connection = new Connection((isLost) => {
 
 carryGradio(connection);
 
-const RECONNECTING =
-    "Reconnecting: the server does not answer. " +
-    "If only the connection is lost, the run goes on.";
+const LOST = "Connection lost; trying again.";
 
 function showAge() {
-    const aside = `What is shown is ${inTime(connection.age)} old.`;
-    places.bar?.note(RECONNECTING, { aside });
+    const isDetached = page.bar?.badges?.some(({ label }) => label === "Detached");
+    const then = isDetached ? "Your run goes on." : "Your run continues if the server is up.";
+    const aside = `(${inTime(connection.age)} ago)`;
+    places.bar?.note(`${LOST} ${then}`, { aside });
 }
 
 setInterval(() => {

@@ -158,12 +158,14 @@ export class RunBar {
         for (const menu of this.menus) {
             const isEmpty = !menu.dataset.menu.split(" ").some((name) => names.includes(name));
             if (isEmpty && menu.contains(document.activeElement))
-                this.actions.focus({ preventScroll: true });
+                this.hold(menu.querySelector("[data-command]"));
             menu.hidden = isEmpty;
         }
         if (document.activeElement !== this.actions) return;
         const next = [this.held, COUNTERPARTS[this.held]].find((name) => names.includes(name));
-        this.buttons.find((button) => button.dataset.command === next)?.focus();
+        const button = this.buttons.find(({ dataset }) => dataset.command === next);
+        const menu = button?.closest("[data-menu]");
+        (menu?.firstElementChild ?? button)?.focus();
     }
 
     // What is special about this run, in a word each.
@@ -173,7 +175,7 @@ export class RunBar {
         this.badges = text;
         const list = this.root.querySelector('[data-part="badges"]');
         list.replaceChildren(
-            ...badges.map(({ label, title }) => el("span", { class: "rs-state", title }, label)),
+            ...badges.map(({ label, title }) => el("span", { class: "rs-badge", title }, label)),
         );
     }
 

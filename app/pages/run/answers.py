@@ -49,10 +49,9 @@ def _of_validation(snapshot: RunSnapshot) -> list[dict[str, Any]]:
                 row["rejected"] = sample["rejected"]
     if _of_moment(snapshot, "after") is None and snapshot.prompt_answers:
         for pair in snapshot.prompt_answers[-1].answers:
-            row = rows.get(pair["prompt"])
-            if row is not None and _latest(snapshot):
-                right = pair["answer"] == row["expected"]
-                row |= {"now": pair["answer"], "is_right": right}
+            if pair["prompt"] in rows and _latest(snapshot):
+                row = rows[pair["prompt"]]
+                row |= {"now": pair["answer"], "is_right": pair["answer"] == row["expected"]}
     for row in rows.values():
         if "now" not in row:
             row["is_right"] = None
@@ -71,8 +70,13 @@ def _of_fixed_prompts(snapshot: RunSnapshot) -> list[dict[str, Any]]:
 
 def _latest(snapshot: RunSnapshot) -> int:
     """Returns the step of the latest answers, 0 where none were given since training began."""
-    steps = [event.step for event in (*snapshot.exact_matches, *snapshot.prompt_answers)]
-    return max(steps, default=0)
+    return max(_steps(snapshot), default=0)
+
+
+def _steps(snapshot: RunSnapshot) -> set[int]:
+    """Returns the steps after which something was answered."""
+    matched = {match.step for match in snapshot.exact_matches}
+    return matched | {answered.step for answered in snapshot.prompt_answers}
 
 
 def _score(match: ExactMatchMeasured) -> str:
@@ -82,7 +86,7 @@ def _score(match: ExactMatchMeasured) -> str:
 
 def _when(snapshot: RunSnapshot, step: int, is_over: bool) -> str:
     """Returns of which step the answers are, and when the next ones come."""
-    asked = {event.step for event in (*snapshot.exact_matches, *snapshot.prompt_answers)} - {0}
+    asked = _steps(snapshot) - {0}
     evaluated = {each for each in snapshot.evals.step if each}
     if not asked:
         return "" if is_over else "Asked again at an evaluation"

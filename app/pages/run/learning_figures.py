@@ -106,7 +106,7 @@ def optimizer_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
         curve("gradient norm", *norm, Line(VIOLET, row=2, width=1.5)),
     ]
     rows = two_rows("learning rate", "gradient norm")
-    rows["yaxis"]["tickformat"] = ".2~e"
+    rows["yaxis"]["tickformat"] = ".3~g"
     return figure(data, axis, rows) | {"log_axes": ["yaxis2"]}
 
 

@@ -111,7 +111,8 @@ def _steps(snapshot: RunSnapshot, state: str) -> list[dict[str, Any]]:
     notes = {DATA: _data_note(snapshot), MODEL: _model_note(snapshot), BASELINE: _before(snapshot)}
     steps = []
     for place, name in enumerate(names):
-        step = {"label": name, "state": "next", "note": notes.get(name, ""), "share": None}
+        step: dict[str, Any] = {"label": name, "state": "next", "share": None}
+        step["note"] = notes.get(name, "")
         if place < at:
             step["state"] = "done"
         elif place == at:

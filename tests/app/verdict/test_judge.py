@@ -200,7 +200,7 @@ def test_before_the_first_step():
     def said(snapshot, state):
         return verdict(snapshot, state, config=CONFIG).main.text
 
-    assert said(RunSnapshot(), "preparing") == "Getting ready: the first step has not begun."
+    assert said(RunSnapshot(), "preparing") == "Preparing: the first step has not begun."
     assert said(RunSnapshot(state="running"), "running") == "The first step is under way."
     compiled = fold(PlanBuilt(choices={"compiled": True}))
     assert said(compiled, "running").startswith("The first step is under way. Its blocks are comp")

@@ -59,7 +59,7 @@ def test_the_noise_is_found_under_a_trend_and_spikes():
 def test_a_loss_that_diverges_is_found_and_a_lower_rate_is_offered():
     rising = fold(*steps(60, loss=lambda step: falling(step) if step < 40 else 2.0 * (step - 39)))
     found = of_divergence(losses_of(rising), CONFIG)
-    assert found.is_alarm and found.text.startswith("The training loss rises: 33 in the latest")
+    assert found.is_alarm and found.text.startswith("Getting worse: training loss ")
     assert found.offer.changes == {"train.learning_rate": 1e-4}
     assert "above" in found.evidence and "step 60" in found.evidence
 
@@ -254,7 +254,7 @@ def test_what_is_above_the_evaluation_before_training_is_worse():
 
     found = told(6.07, 300.0, 86.4)
     assert (found.rule, found.tone) == ("worse than before training", "bad") and found.evidence
-    assert found.text == ("Worse than before training: the validation loss is 86.4, and was 6.07.")
+    assert found.text == "Worse than before training: validation loss 6.07 → 86.4."
     assert told(6.07, 86.4) is None  # one evaluation of a run that goes on may be a bad moment
     assert told(6.07, 300.0, 6.3) is None and told(6.07, 5.0, 300.0) is None
     assert told(6.0, 7.0, 7.0, tokens=4) is None and told(6.0, 7.0, 7.0, tokens=100)
@@ -273,7 +273,7 @@ def test_without_evaluations_the_first_step_tells_what_was_before_training():
         return 6.07 if step == 1 else 90 + 30 * math.sin(37 * step)
 
     found = told(exploded)
-    assert found.rule == "worse than before training" and "6.07 in the first step" in found.text
+    assert found.rule == "worse than before training" and "6.07 (step 1)" in found.text
     assert told(exploded, 29) is None and told(lambda step: 5 + step / 100) is None
     # The first batch was an easy one, as others are.
     assert told(lambda step: 0.2 if step == 1 or step % 3 == 0 else 3.0, 60) is None
@@ -297,7 +297,7 @@ def test_a_run_that_is_above_its_beginning_is_not_said_to_learn():
     assert shown.tone == "calm" and "the 6.063 of the first step" in shown.text
     back = fold(*steps(loss=lambda step: 6.0627 if step == 1 else 60 * math.exp(-step / 20)))
     shown = of_learning(learning(back, losses_of(back), None))
-    assert shown.text == f"It learns: training loss 6.063 → {in_digits(losses_last(back))}."
+    assert shown.text == f"Learning well. Training loss 6.063 → {in_digits(losses_last(back))}."
 
 
 def losses_last(snapshot):
@@ -316,8 +316,8 @@ def test_rows_that_are_known_by_heart_are_memorized():
 
     found = told(6.07, 5.3, 5.2, 5.1, 5.1)
     assert (found.rule, found.tone) == ("memorizes", "warn") and found.evidence
-    assert found.text.startswith("It memorizes its rows: training loss 3.3")
-    assert found.text.endswith("e-4, validation loss 5.1.")
+    assert found.text.startswith("It memorizes its rows: training loss 0.0003")
+    assert found.text.endswith(", validation loss 5.1.")
     assert told(6.07, 5.1, ended=[RunEnded("finished")], every=100)  # one evaluation is all
     assert told(6.07, 5.1, every=100) is None
     # A task that is learned: the validation loss follows, and is far below what it was.
@@ -340,21 +340,21 @@ def judged(count, loss, total=300, extra=()):
 def test_a_run_that_learns_says_from_where_to_where():
     found = judged(100, falling)
     assert (found.rule, found.tone) == ("doing well", "good")
-    assert found.text.startswith("It learns: training loss 1.")
+    assert found.text.startswith("Learning well. Training loss 1.")
     assert "first 20 steps" in found.evidence
     found = judged(100, falling, extra=evaluated(2.0, 1.5, 1.0))
-    assert found.text == "It learns: validation loss 2 → 1, its lowest so far."
+    assert found.text == "Learning well. Validation loss 2 → 1."
     found = judged(100, falling, extra=evaluated(2.0, 1.0, 1.1))
-    assert found.text == "It learns: validation loss 2 → 1.1; lowest 1 at step 66."
+    assert found.text == "Learning well. Validation loss 2 → 1.1, lowest 1 at step 66."
 
 
 def test_while_evidence_is_short_it_is_too_early_to_say():
     found = judged(7, falling)
-    assert found.text == "Too early to say whether it learns (7 of 100 steps)."
-    assert judged(90, lambda step: 5 + shaken(step, 0.01)).text.endswith("(90 of 100 steps).")
-    assert judged(150, lambda step: 5 + shaken(step, 0.01), 1000).text.endswith("of 200 steps).")
+    assert found.text == "Warming up: verdict at step 100."
+    assert judged(90, lambda step: 5 + shaken(step, 0.01)).text.endswith("at step 100.")
+    assert judged(150, lambda step: 5 + shaken(step, 0.01), 1000).text.endswith("at step 200.")
     unclear = judged(120, lambda step: 5 + shaken(step, 3.0))  # the noise would hide a fall
-    assert unclear.rule == "too early" and "(120 of 100" not in unclear.text
+    assert unclear.rule == "too early" and "at step 100." not in unclear.text
 
 
 def test_a_run_that_does_not_learn_is_told_so():

@@ -42,7 +42,7 @@ def steps(count=30, data=0.0, seconds=1.0, **exposed):
 
 def test_compute_bound_is_said():
     found = of_speed(fold(*steps(h2d=0.03)), CONFIG)
-    assert (found.text, found.tone) == ("Compute-bound: 3 % of the time is spent waiting.", "good")
+    assert (found.text, found.tone) == ("The GPU is busy; 3 % of the time it waits.", "good")
     assert not found.advice
     assert found.offer is None
     assert "Of 28 clean steps" in found.evidence
@@ -153,7 +153,7 @@ def test_steps_are_slow_against_a_prediction_from_measured_rates_alone(time, is_
     found = of_speed(fold(FitReported({"time": time}), *steps()), CONFIG)
     assert found.is_alarm == is_slow
     if is_slow:
-        assert found.text.startswith("Steps take 1.00 s, 43 % longer than the 0.70 s")
+        assert found.text.startswith("1.4× slower than predicted")
     on_cpu = of_speed(fold(FitReported({"time": time}), *steps(), device="cpu"), CONFIG)
     assert not on_cpu.is_alarm
 

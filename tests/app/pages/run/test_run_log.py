@@ -75,8 +75,8 @@ def test_requests_changes_states_and_a_resume_are_entries(tmp_path):
     assert texts(log) == [
         "Preparing.",
         "Ready to train 90 steps.",
-        "Requested: change (train.learning_rate 7e-4).",
-        "From step 10 on: train.learning_rate 7e-4.",
+        "Requested: change (train.learning_rate 0.0007).",
+        "From step 10 on: train.learning_rate 0.0007.",
         "Paused: The disk is full.",
         "Resumed after step 5 of 90.",
     ]

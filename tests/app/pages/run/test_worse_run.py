@@ -59,7 +59,7 @@ def test_it_is_red_and_never_said_to_learn_at_any_evaluation():
             reported = verdict(found, "running")
             assert reported.main.tone == "bad"
             assert all(each.tone != "good" or each.rule == "speed" for each in reported.also)
-            assert "It learns" not in str(reported)
+            assert "Learning well" not in str(reported)
 
 
 def test_its_row_its_curve_and_its_entry_in_the_sidebar_are_red(folder):
