@@ -101,8 +101,8 @@ def test_a_run_that_made_its_model_worse_is_red_everywhere(context, server):
     page.emulate_media(color_scheme="light")
     page.goto(f"{server.address}/?show=runs")
     row = page.locator("tr[data-run]")
-    expect(row.locator(".rs-error")).to_have_text(
-        re.compile(r"^Worse than before training: validation loss 6\.07.* → ")
+    expect(row.locator(".rs-state")).to_contain_text(
+        re.compile(r"Worse than before training: validation loss 6\.07.* → ")
     )
     stroke = "node => getComputedStyle(node).stroke"
     assert row.locator("td[data-column=curve] polyline").evaluate(stroke) == RED

@@ -180,7 +180,8 @@ class Watch:
         """Returns what is special about how this run goes on."""
         badges = []
         ranks = ranks_text(self.snapshot)
-        if is_running and not self.run.is_active():
+        is_apart = is_running and not self.run.is_active() and not self.snapshot.is_over
+        if is_apart:
             title = "It runs in a process of its own, which goes on if Ramstream is closed."
             badges.append({"label": "Detached", "title": title})
             if ranks:
