@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _IMPORT = re.compile(r'^import (\{[^}]*\} from )?"(\.[^"]+)";\n', re.MULTILINE)
-_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+)(?!.*,$))", re.MULTILINE)
+"""An export of one name; a line that ends with a comma goes on with another."""
 _OTHER = re.compile(r"^(import|export)\b.*", re.MULTILINE)
 
 

@@ -4,8 +4,8 @@
 import { LinkedCharts } from "../../shared/charts/plots.js";
 import { el, field, send } from "../../shared/dom.js";
 
-export const LEAST = 2,
-    MOST = 6;
+export const LEAST = 2;
+export const MOST = 6;
 const AGAIN = 4000; // ms between reads of runs that are active
 
 export class Comparison {

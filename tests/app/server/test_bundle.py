@@ -31,7 +31,10 @@ def test_each_module_is_once_there_behind_those_that_it_imports(tmp_path):
     )
 
 
-@pytest.mark.parametrize("text", ["export default 1;\n", 'import x from "./two.js";\n'])
+@pytest.mark.parametrize(
+    "text",
+    ["export default 1;\n", 'import x from "./two.js";\n', "export const a = 1,\n    b = 2;\n"],
+)
 def test_other_forms_are_refused(tmp_path, text):
     with pytest.raises(ValueError, match=r"main\.js: cannot be bundled"):
         bundled_scripts(written(tmp_path, main=text, two=""), "main.js")
