@@ -40,6 +40,7 @@ def test_a_new_run_begins_from_the_weights_of_the_one_before(page, server):
     expect(page).to_have_url(NEW_FORM)
     first = open_run(server.runs, first_id)
     page.wait_for_selector("#start:not([disabled])")
+    expect(page.locator(".rs-chip")).to_contain_text("Continues from ")
     page.get_by_role("button", name="Advanced settings").click()
     field = page.locator("#field-model-start_from :is(input, textarea)")
     expect(field).to_have_value(str(first.path.resolve()))

@@ -62,7 +62,7 @@ def test_a_dropped_table_is_uploaded_mapped_and_can_be_started(page, server):
     files(page).get_by_text("Earlier uploads").click()
     row = files(page).locator("[data-part=uploads] li").filter(has_text="Meine Fragen.csv")
     page.evaluate(HOLD)
-    page.locator(".rs-data-files input").set_input_files(
+    page.locator(".rs-data-files input[type=file]").set_input_files(
         [{"name": "late.csv", "mimeType": "text/csv", "buffer": b"a,b\n1,2\n"}]
     )
     sent.get_by_role("button", name="Cancel").click()
@@ -77,7 +77,7 @@ def test_a_dropped_table_is_uploaded_mapped_and_can_be_started(page, server):
 
 
 def test_several_files_become_a_mix_and_a_refusal_is_told(page, server):
-    page.locator(".rs-data-files input").set_input_files(
+    page.locator(".rs-data-files input[type=file]").set_input_files(
         [
             {"name": name, "mimeType": "text/csv", "buffer": content}
             for name, content in (
@@ -87,10 +87,24 @@ def test_several_files_become_a_mix_and_a_refusal_is_told(page, server):
             )
         ]
     )
-    expect(files(page)).to_contain_text("The data set is now a mix of 2 files.")
+    mix = files(page).locator("[data-part=mix] li")
+    expect(mix).to_have_count(2)
     expect(files(page).locator("li .rs-error")).to_contain_text("The name 'two.exe' is none that")
     expect(box(page, "data.source")).to_have_value(
         re.compile(r'\[\{"source":".*/one\.csv"\},\{"source":".*/three\.jsonl"\}\]')
     )
     expect(page.locator(".rs-preview ol li").filter(has_text="three.jsonl")).to_be_visible()
     expect(files(page).locator("[data-part=browse]")).to_be_hidden()
+
+    # Another one joins them by its path, weights are numbers, and a file is left out again.
+    other = server.folder / "another.jsonl"
+    other.write_text('{"prompt": "5", "completion": "6"}\n', encoding="utf-8")
+    files(page).get_by_role("button", name="Add another").click()
+    page.get_by_label("Another data set").fill(str(other))
+    files(page).get_by_role("button", name="Add", exact=True).click()
+    expect(mix).to_have_count(3)
+    page.get_by_label("Weight of another.jsonl").fill("2")
+    page.get_by_label("Weight of another.jsonl").blur()
+    expect(box(page, "data.source")).to_have_value(re.compile(r'another\.jsonl","weight":2\}\]$'))
+    files(page).get_by_role("button", name="Leave out one.csv").click()
+    expect(mix).to_have_count(2)

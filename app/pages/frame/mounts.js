@@ -57,7 +57,8 @@ const mounts = {
         new JobStrip(place.element);
     },
     files: (place) => {
-        new DataFiles(place);
+        mountTrain(place);
+        place.files = new DataFiles(place);
     },
     chat: (place) => {
         places.chat = new Chat(place.element);

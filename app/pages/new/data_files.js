@@ -5,13 +5,17 @@ import { inBytes } from "../../shared/bytes.js";
 import { el, field, isShown, send } from "../../shared/dom.js";
 import { give } from "./changes.js";
 import { FolderPicker } from "./folder_picker.js";
+import { Mix } from "./mix.js";
 import { sendFile } from "./send_file.js";
+
+const LATER = 1500; // ms: the page opens first
 
 export class DataFiles {
     constructor(place) {
         this.place = place;
         this.root = place.element.querySelector(".rs-data-files");
         this.isSending = false;
+        this.mix = new Mix(this.root, (source) => give(place, { "data.source": source }));
         const input = this.part("input");
         this.part("choose").addEventListener("click", () => input.click());
         input.addEventListener("change", () => {
@@ -22,6 +26,7 @@ export class DataFiles {
         if (place.props.value?.has_folders)
             new FolderPicker(this.root, (path) => this.choose([path]));
         this.listenForDrops();
+        setTimeout(() => this.lookForStored(), LATER);
         window.addEventListener("beforeunload", (event) => {
             if (this.isSending) event.preventDefault();
         });
@@ -29,6 +34,11 @@ export class DataFiles {
 
     part(name) {
         return this.root.querySelector(`[data-part="${name}"]`);
+    }
+
+    // Takes each form that is checked.
+    took({ shown }) {
+        this.mix.took(shown["data.source"] ?? "");
     }
 
     report(text) {
@@ -85,21 +95,22 @@ export class DataFiles {
         await this.showStored();
     }
 
-    // Makes these paths the data source of the form.
+    // Makes these paths the data source of the form, or adds them to it.
     choose(paths) {
-        const mix = paths.map((source) => ({ source }));
-        const source = paths.length === 1 ? paths[0] : JSON.stringify(mix);
-        give(this.place, { "data.source": source });
-        this.report(
-            paths.length === 1
-                ? `The data set is now ${nameOf(paths[0])}.`
-                : `The data set is now a mix of ${paths.length} files.`,
-        );
+        if (this.mix.isAdding) this.mix.add(paths);
+        else this.mix.write(paths.map((source) => ({ source })));
     }
 
     // -------------------------------------------------------------- what was uploaded before
 
+    // What was uploaded before is offered where there is any.
+    async lookForStored() {
+        const answer = await send("/api/uploads").catch(() => null);
+        this.part("stored").hidden = !answer?.uploads.length;
+    }
+
     async showStored() {
+        await this.lookForStored();
         if (!this.part("stored").open) return;
         await this.tryStored(() => send("/api/uploads"));
     }
@@ -191,5 +202,3 @@ class SentFile {
         this.button.remove();
     }
 }
-
-const nameOf = (path) => path.slice(path.lastIndexOf("/") + 1);

@@ -265,25 +265,16 @@ export class Mapping {
         return changes;
     }
 
-    // The sources of a mix in the form's notation, one of them with new columns.
+    // The sources of a mix as the form shows them, one of them with new columns.
     mixed({ sources, place, format }, chosen) {
         const roles = [...this.selects.keys()].filter((role) => chosen[role] !== undefined);
         const { format: _format, columns: _columns, ...changed } = sources[place];
         if (format !== "auto") changed.format = "auto";
         if (roles.length)
             changed.columns = Object.fromEntries(roles.map((role) => [role, chosen[role]]));
-        return inFlow(sources.map((source, index) => (index === place ? changed : source)));
+        const mixed = sources.map((source, index) => (index === place ? changed : source));
+        return JSON.stringify(mixed).replace(UNPRINTABLE, escaped);
     }
-}
-
-// A value from the settings in YAML's flow style, on one line.
-function inFlow(value) {
-    if (Array.isArray(value)) return `[${value.map(inFlow).join(", ")}]`;
-    if (value && typeof value === "object") {
-        const pairs = Object.entries(value).map(([name, inner]) => `${name}: ${inFlow(inner)}`);
-        return `{${pairs.join(", ")}}`;
-    }
-    return JSON.stringify(value).replace(UNPRINTABLE, escaped);
 }
 
 function escaped(sign) {

@@ -3,6 +3,7 @@
 import { el, field, isShown, send, setText } from "../../shared/dom.js";
 
 const METHOD = "train.method";
+const START = "model.start_from";
 const SOURCE = "model.source";
 // What it depends on whether a model fits; not the name of the run, nor the data.
 const DEPENDS = /^(train|engine)\.|^data\.max_seq_len$|^output\.checkpoint$/;
@@ -16,6 +17,8 @@ export class Models {
         this.list = element.querySelector('[data-part="models"]');
         this.cards = [];
         this.list.addEventListener("change", ({ target }) => fill({ [SOURCE]: target.value }));
+        this.from = element.querySelector('[data-part="from"]');
+        this.from.lastElementChild.addEventListener("click", () => fill({ [START]: "" }));
         element
             .querySelector(".rs-method")
             .addEventListener("change", ({ target }) => fill({ [METHOD]: target.value }));
@@ -28,6 +31,10 @@ export class Models {
         for (const radio of this.root.querySelectorAll(".rs-method input"))
             radio.checked = radio.value === method;
         this.root.querySelector('[data-part="parts"]').hidden = method !== "parts";
+        const from = String(shown[START] ?? "");
+        this.from.hidden = !from;
+        setText(field(this.root, "from"), `Continues from ${from.split("/").pop()}`);
+        this.from.title = from;
         this.mark();
         const key = JSON.stringify(Object.entries(shown).filter(([name]) => DEPENDS.test(name)));
         if (key === this.key) return;

@@ -283,6 +283,7 @@ async function check(place, form) {
     place.defaults.took(form);
     places.settings_tools?.tools?.took(form);
     places.run_length?.length.took(form);
+    places.files?.files?.took(form);
     summarize(form.shown);
     places.models?.models.took(form);
     showTask(place);

@@ -105,7 +105,7 @@ def test_a_run_that_has_its_best_weights_alone_is_chatted_with_exported_and_trai
     assert {"train-on", "export", "chat"} < set(row["actions"]) and row["begins_anew"]
     details = get(session, f"/api/runs/{folder.id}/details").json()
     assert details["export"]["can_export"]
-    assert details["export"]["caption"].startswith("The best weights are those of step 10")
+    assert details["export"]["caption"].startswith("Exports the best model, step 10")
     assert "--from" in [arguments[0] for arguments in commands_of(session, folder.id)]
     assert train_on(session, folder.id).status_code == 200
     assert read_config(kept(session)[1]).model.start_from == str(folder.path.resolve())
