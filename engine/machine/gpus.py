@@ -96,7 +96,7 @@ def read_gpus() -> tuple[list[GpuInfo], list[str]]:
             hidden = ""
             if "CUDA_VISIBLE_DEVICES" in os.environ:
                 hidden = " that CUDA_VISIBLE_DEVICES lets this process use"
-            notes.append(f"There is no NVIDIA GPU{hidden}, so blocks compute on the CPU.")
+            notes.append(f"No NVIDIA GPU found{hidden}. Training will use the CPU.")
         differ = len({gpu.name for gpu in gpus}) > 1
         if differ and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
             notes.append(
@@ -146,7 +146,7 @@ def _open_nvml() -> tuple[Any, str]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return None, f"No NVIDIA driver answers ({error}), so blocks compute on the CPU."
+        return None, f"No NVIDIA GPU found ({error}). Training will use the CPU."
     return pynvml, ""
 
 

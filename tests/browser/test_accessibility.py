@@ -231,15 +231,15 @@ def test_no_dialog_and_no_form_has_a_serious_finding(opened):
     expect(page.locator("[data-compare=memory] .main-svg").first).to_be_attached()
     look(page, "queue and comparison", ".rs-runs", findings)
     dialogs = {
-        "delete": page.locator(".rs-menu [data-act=delete]"),
+        "delete": finished.locator("[data-act=more]"),
         "change": page.locator(".rs-actions .rs-dots > button"),
         "discard": page.locator("[data-menu~=stop] > button"),
     }
-    finished.locator("[data-act=more]").click()
-    look(page, "menu", ".rs-menu", findings)
     for name, button in dialogs.items():
         button.click()
-        if name != "delete":
+        if name == "delete":
+            page.locator(".rs-menu [data-act=delete]").click()
+        else:
             look(page, f"menu with {name}", ".rs-actions", findings)
             page.locator(f"[data-command={name}]").click()
         dialog = page.locator(f"dialog[data-part={name}]")

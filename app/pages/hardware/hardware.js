@@ -116,7 +116,7 @@ export class Hardware {
         this.part("facts").replaceChildren(...facts(machine.pairs));
         this.part("notes").replaceChildren(...machine.notes.map((note) => el("li", {}, note)));
         this.part("rates").replaceChildren(...facts(rates.pairs));
-        const kept = rates.at ? ` Kept since ${durationText(rates.at)}.` : "";
+        const kept = rates.at ? ` Since ${durationText(rates.at)}.` : "";
         field(this.root, "origin").textContent = rates.caption + kept;
         this.part("measure").disabled = Boolean(whyNot || job);
         const measured = field(this.root, "measured");
@@ -208,13 +208,18 @@ export class Hardware {
     }
 
     async drawLargest(turn) {
-        let sentence;
+        let found;
         try {
-            ({ sentence } = await send("/api/hardware/largest", { settings: this.settings }));
+            found = await send("/api/hardware/largest", { settings: this.settings });
         } catch (error) {
-            sentence = error.message;
+            found = { text: error.message, sentences: [] };
         }
-        if (turn === this.turn) field(this.root, "largest").textContent = sentence;
+        if (turn !== this.turn) return;
+        field(this.root, "largest").textContent = found.text;
+        const details = this.part("largest-details");
+        details.hidden = !found.sentences.length;
+        const items = found.sentences.map((sentence) => el("li", {}, sentence));
+        details.querySelector("ul").replaceChildren(...items);
     }
 
     drawChips() {

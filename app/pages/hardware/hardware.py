@@ -71,6 +71,8 @@ FIELDS = {
     "optimizer": "train.optimizer",
 }
 BEST_LABEL = "AdamW, the first moments that fit"
+METHODS = {"full": "all weights", "lora": "LoRA"}
+"""Methods of training for which the largest model is told."""
 MOST_ROWS = 1 << 16
 """Largest number of rows per step in the table's settings: with more, a column takes minutes."""
 RAM_GRAIN, GPU_GRAIN = 256 << 20, 64 << 20
@@ -239,32 +241,20 @@ class Hardware:
         return as_csv(rows, shown)
 
     def largest(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the largest model that this machine can train, as a sentence and an id.
-
-        The id is None if it can train none.
+        """Returns the largest models that this machine can train with all weights and with LoRA:
+        both in one `text`, each as a sentence, and the `id` of the one with the method of the
+        settings, None if it can train none.
         """
-        config = read_settings(settings)
+        asked = read_settings(settings).train.method
         any_optimizer = wants_any_optimizer(settings)
-        found = self._largest(config, any_optimizer, self._here(), _measured(self._here()))
-        rows, tokens = config.train.batch_size, config.data.max_seq_len
-        job = f"{rows:,} rows of {tokens:,} tokens a step in {config.model.dtype}"
-        if config.train.method != "full":
-            job += f", {method_text(config)},"
-        if found is None:
-            sentence = (
-                f"No model of the catalog fits this machine with {job}. Fewer or shorter rows take "
-                "less; the bundled starter fits anywhere."
-            )
-            return {"id": None, "sentence": sentence}
-        entry, cell = found
-        shape = _shape(entry, config)
-        tight = ", only just" if cell.status == FitStatus.TIGHT else ""
-        sentence = (
-            f"{entry.title} ({_counted(shape, config)} parameters): {job} take "
-            f"{in_bytes(cell.host_bytes)} of RAM{and_gpu_memory(cell)} "
-            f"{moments_text(cell)}{tight}{_and_speed(cell)}."
-        )
-        return {"id": entry.id, "sentence": sentence}
+        texts, sentences, ids = [], [], {}
+        for method, words in METHODS.items():
+            config = read_settings({**settings, "method": method})
+            found = self._largest(config, any_optimizer, self._here(), _measured(self._here()))
+            texts.append(f"{_size(found, config)} ({words})")
+            sentences.append(_about_largest(found, config))
+            ids[method] = None if found is None else found[0].id
+        return {"id": ids[asked], "text": " · ".join(texts), "sentences": sentences}
 
     def offers(self, settings: Mapping[str, Any], model: str) -> dict[str, Any]:
         """Returns the known machines that could train `model`, which is an id or a title of the
@@ -397,6 +387,29 @@ def _counted(shape: ModelShape, config: TrainConfig) -> str:
     """Returns how many parameters the model of a table has, in billions."""
     own = own_parameters(shape, config)
     return in_billions(own, own + shape.untouched_numel)
+
+
+def _size(found: tuple[CatalogEntry, Cell] | None, config: TrainConfig) -> str:
+    if found is None:
+        return "none"
+    return f"{own_parameters(_shape(found[0], config), config) / 1e9:,.2g}B"
+
+
+def _about_largest(found: tuple[CatalogEntry, Cell] | None, config: TrainConfig) -> str:
+    """Returns a sentence on the largest model, and what it takes."""
+    rows, tokens = config.train.batch_size, config.data.max_seq_len
+    job = f"{rows:,} rows of {tokens:,} tokens in {config.model.dtype}"
+    if config.train.method != "full":
+        job += f", {method_text(config)}"
+    if found is None:
+        return f"No model of the catalog fits here with {job}. Fewer or shorter rows take less."
+    entry, cell = found
+    tight = ", only just" if cell.status == FitStatus.TIGHT else ""
+    return (
+        f"{entry.title} ({_counted(_shape(entry, config), config)} parameters), {job}: "
+        f"{in_bytes(cell.host_bytes)} of RAM{and_gpu_memory(cell)} "
+        f"{moments_text(cell)}{tight}{_and_speed(cell)}."
+    )
 
 
 def _and_speed(cell: Cell) -> str:

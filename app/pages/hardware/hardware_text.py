@@ -35,17 +35,9 @@ FIGURE_NAMES = {
     "power_watts": "Power",
 }
 MEASURED = "Measured on this machine."
-MEASURED_ON_CPU = (
-    "Measured on this machine, for the times of steps in float32; on the CPU nothing is chosen by "
-    "speed."
-)
-UNKNOWN = (
-    "Not known: this card is not among the known ones. The first run, or Measure, measures them."
-)
-UNKNOWN_ON_CPU = (
-    "Not measured. Once they are, times of steps in float32 are predicted; nothing is chosen by "
-    "speed on the CPU."
-)
+MEASURED_ON_CPU = "Measured on this machine, to predict the time of a step."
+UNKNOWN = "Unknown for this GPU. The first run measures them, or Measure does."
+UNKNOWN_ON_CPU = "Not measured yet. Measure, and the time of a step is predicted."
 
 
 def machine_facts(machine: Machine, busy: bool) -> dict[str, Any]:
@@ -58,33 +50,32 @@ def machine_facts(machine: Machine, busy: bool) -> dict[str, Any]:
         name = f"GPU {gpu.index}" if len(machine.gpus) > 1 else "GPU"
         pairs.append([name, _gpu_text(gpu)])
     if not machine.gpus:
-        pairs.append(["GPU", "none: blocks compute on the CPU"])
+        pairs.append(["GPU", "none"])
     pairs.append(["Disk", f"{in_bytes(machine.disk_free)} free in {machine.disk_path}"])
     notes = list(machine.notes)
     if len(machine.gpus) > 1:
         notes.append(
-            f"A run computes on the first GPU alone, the {machine.gpus[0].name}, unless "
-            "its setting engine.gpus asks for more."
+            f"A run uses the first GPU, the {machine.gpus[0].name}, unless it is set to use more."
         )
     if busy:
-        notes.append(
-            "A run is under way: what it holds of RAM and GPU memory does not count as free."
-        )
+        notes.append("A run is training: the memory that it uses does not count as free.")
     return {"pairs": pairs, "notes": notes}
 
 
 def _ram_text(machine: Machine) -> str:
     is_limited = machine.ram_limit < machine.ram_total
-    limit = "a limit of its control group" if is_limited else "all that is built in"
-    used = max(0, machine.ram_limit - machine.ram_available)
-    return (
-        f"{in_bytes(machine.ram_available)} free of {in_bytes(machine.ram_limit)} ({limit}); "
-        f"{in_bytes(used)} in use; swap is not counted"
-    )
+    limit = " (limited by its control group)" if is_limited else ""
+    return f"{_free_of(machine.ram_available, machine.ram_limit)}{limit}"
+
+
+def _free_of(free: int, total: int) -> str:
+    """Returns how much of a memory is free, as in 17.6 of 23.5 GiB free."""
+    left, whole = in_bytes(free), in_bytes(total)
+    return f"{left.removesuffix(whole[-4:])} of {whole} free"
 
 
 def _gpu_text(gpu: GpuInfo) -> str:
-    parts = [f"{gpu.name}, {in_bytes(gpu.free)} free of {in_bytes(gpu.total)}"]
+    parts = [f"{gpu.name}, {_free_of(gpu.free, gpu.total)}"]
     if gpu.driver:
         parts.append(f"driver {gpu.driver}")
     now = _bus(gpu.pcie_generation, gpu.pcie_width)
@@ -120,8 +111,8 @@ def rates_text(
     if estimated is not None and known is not None:
         return {
             "origin": "estimated",
-            "caption": f"Estimated from the specification of the {known.name}. The first run, or "
-            "Measure, replaces them by measured ones.",
+            "caption": f"Estimated from the specification of the {known.name}, until they are "
+            "measured.",
             "at": None,
             "pairs": _rate_pairs(estimated, True),
         }
@@ -193,8 +184,8 @@ def gpu_memory_text(known: KnownMachine) -> str:
 
 def free_memory_text(machine: Machine) -> str:
     """Returns the free RAM and GPU memory, for the head of a column."""
-    card = f", {machine.gpus[0].free / GIB:,.0f} GPU" if machine.gpus else ", no GPU"
-    return f"{machine.ram_available / GIB:,.0f} GiB RAM{card}"
+    card = f"{machine.gpus[0].free / GIB:,.0f} GiB GPU" if machine.gpus else "no GPU"
+    return f"{machine.ram_available / GIB:,.0f} GiB RAM · {card}"
 
 
 def cell_labels(found: Cell) -> dict[str, str]:

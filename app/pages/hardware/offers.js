@@ -23,7 +23,7 @@ export class Offers {
     async ask(machines, settings) {
         const asked = { model: this.form.elements.model.value, settings };
         this.asked = asked;
-        this.report("Looking through the machines …");
+        this.report("Searching…");
         try {
             const found = await send("/api/hardware/offers", asked);
             if (asked === this.asked) this.show(found, machines);

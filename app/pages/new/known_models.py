@@ -14,10 +14,7 @@ def machine_text(machine: Machine) -> str:
     """Returns one line that describes a machine, without what changes while a page is open."""
     cores = counted(machine.cpu_cores, "CPU core")
     gpus = ", ".join(f"{gpu.name} ({in_bytes(gpu.total)})" for gpu in machine.gpus)
-    return (
-        f"{cores} · {in_bytes(machine.ram_limit)} of RAM · "
-        f"{gpus or 'no GPU, so blocks compute on the CPU'}"
-    )
+    return f"{cores} · {in_bytes(machine.ram_limit)} of RAM · {gpus or 'no GPU'}"
 
 
 @functools.cache

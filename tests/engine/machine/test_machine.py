@@ -314,6 +314,6 @@ def test_without_a_driver_the_reason_is_a_sentence(nvml, monkeypatch):
 
     monkeypatch.setattr(nvml, "nvmlInit", refuse)
     assert read_machine().notes == (
-        "No NVIDIA driver answers (Driver Not Loaded), so blocks compute on the CPU.",
+        "No NVIDIA GPU found (Driver Not Loaded). Training will use the CPU.",
     )
     assert GpuSampler().sample() is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import re
 import threading
 import time
 from dataclasses import replace
@@ -138,10 +139,9 @@ def test_this_machine_is_told_with_its_real_limits(tab):
     about = tab.call("hardware").json()
     facts = dict(about["machine"]["pairs"])
     assert facts["Processor"] == "A CPU, 16 cores usable"
-    assert "180 GiB free of 192 GiB (a limit of its control group)" in facts["RAM"]
-    assert "12.0 GiB in use" in facts["RAM"]
+    assert facts["RAM"] == "180 of 192 GiB free (limited by its control group)"
     assert facts["GPU"] == (
-        "NVIDIA GeForce RTX 4090, 23.0 GiB free of 24.0 GiB; driver 575.1; PCIe 1.0 x16 now, PCIe "
+        "NVIDIA GeForce RTX 4090, 23.0 of 24.0 GiB free; driver 575.1; PCIe 1.0 x16 now, PCIe "
         "4.0 x16 at most"
     )
     assert facts["Disk"] == "500 GiB free in runs"
@@ -169,7 +169,7 @@ def test_without_a_gpu_nothing_is_estimated_and_no_plan_depends_on_it(tmp_path):
     tab = Tab(tmp_path, replace(MACHINE, gpus=(), notes=("There is no NVIDIA GPU.",)))
     about = tab.call("hardware").json()
     assert about["rates"]["origin"] == "unknown"
-    assert "nothing is chosen by speed" in about["rates"]["caption"]
+    assert "Not measured yet" in about["rates"]["caption"]
     assert dict(about["machine"]["pairs"])["GPU"].startswith("none")
     assert about["machine"]["notes"] == ["There is no NVIDIA GPU."]
 
@@ -211,7 +211,9 @@ def test_a_checkpoint_that_also_reads_images_is_told_with_both_parts(tab, monkey
     assert counts == {vision: {"parameters": 7615616512, "active": 7615616512, "whole": 8292166656}}
     found = tab.call("hardware/largest", {}).json()
     assert found["id"] == vision
-    assert found["sentence"].startswith("Qwen2.5-VL 7B (7.62 of 8.29 billion parameters): 32 rows")
+    assert found["sentences"][0].startswith(
+        "Qwen2.5-VL 7B (7.62 of 8.29 billion parameters), 32 rows"
+    )
 
 
 def test_the_table_is_about_the_moments_that_are_asked_for(tab):
@@ -239,7 +241,7 @@ def test_the_largest_model_and_offers_follow_the_moments(tab):
     tab.machine = replace(MACHINE, ram_available=65 * GIB)
     best = {"settings": {"optimizer": "best"}}
     found = tab.call("hardware/largest", best).json()
-    assert found["id"] == LLAMA and "with AdamW's moments in 8 bits" in found["sentence"]
+    assert found["id"] == LLAMA and "with AdamW's moments in 8 bits" in found["sentences"][0]
     assert tab.call("hardware/largest", {}).json()["id"] == "Qwen/Qwen3-0.6B"
     plain = tab.call("hardware/offers", {"model": LLAMA}).json()["offers"]
     assert not any(offer["moments"] for offer in plain)
@@ -280,8 +282,9 @@ def test_the_table_is_about_adapters_where_they_are_chosen(tab):
     assert f"A step takes about {in_seconds(seconds)}." in found["detail"]
     assert seconds * found["tokens_per_second"] == pytest.approx(32 * 1024)
     largest = tab.call("hardware/largest", lora).json()
-    assert largest["id"] == large and "adapters (LoRA) of rank 16" in largest["sentence"]
-    assert "(69 billion parameters)" in largest["sentence"]
+    assert largest["id"] == large and "adapters (LoRA) of rank 16" in largest["sentences"][1]
+    assert "(69 billion parameters)" in largest["sentences"][1]
+    assert largest["text"].endswith(" · 69B (LoRA)")
     plain, offers = (
         tab.call("hardware/offers", {"model": large} | more).json()["offers"] for more in ({}, lora)
     )
@@ -305,13 +308,17 @@ def test_csv_has_the_rows_asked_for_in_their_order(tab):
     assert all(float(row["tokens_per_second"]) > 0 for row in rows)
 
 
-def test_the_largest_model_is_a_sentence(tab, tmp_path):
+def test_the_largest_models_are_told_for_all_weights_and_for_adapters(tab, tmp_path):
     found = tab.call("hardware/largest", {}).json()
-    assert entry_of(found["id"]).title in found["sentence"]
-    assert "of RAM and" in found["sentence"] and "tokens/s (estimated)" in found["sentence"]
+    whole, adapters = found["sentences"]
+    assert entry_of(found["id"]).title in whole and "adapters (LoRA)" in adapters
+    assert "of RAM and" in whole and "tokens/s (estimated)" in whole
+    assert re.fullmatch(r"[\d.]+B \(all weights\) · [\d.]+B \(LoRA\)", found["text"])
     small = Tab(tmp_path, replace(MACHINE, ram_available=GIB))
     assert small.call("hardware/largest", {}).json()["id"] is None
-    assert "No model" in small.call("hardware/largest", {}).json()["sentence"]
+    nothing = small.call("hardware/largest", {}).json()
+    assert "No model" in nothing["sentences"][0]
+    assert nothing["text"].startswith("none (all weights)")
 
 
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
