@@ -64,8 +64,8 @@ def setting_warnings(config: TrainConfig) -> tuple[SettingWarning, ...]:
         found.append(SettingWarning("train.learning_rate", text))
     if steps is not None and train.warmup_steps >= steps > 1:
         text = (
-            f"A warm-up of {train.warmup_steps:,} steps is as long as the whole run of {steps:,}, "
-            "so the learning rate never falls again."
+            f"The warm-up ({train.warmup_steps:,} steps) is as long as the run ({steps:,}) or "
+            "longer."
         )
         found.append(SettingWarning("train.warmup_steps", text))
     if config.preference.beta != PreferenceConfig().beta and not config.objective.is_preference:
@@ -144,6 +144,6 @@ def warning_about_passes(passes: float, rows: int) -> str | None:
         return None
     which = "a single row" if rows == 1 else f"{rows:,} rows"
     return (
-        f"About {passes:,.0f} passes over {which} teach a model to repeat them: fewer steps or "
+        f"About {passes:,.0f} passes over {which} make the model memorize them: fewer steps or "
         "more data would be better."
     )

@@ -36,6 +36,8 @@ HEADLINES = {
 }
 """Tone and headline for each status."""
 LACKS = "Fits, but something is missing"
+TRY_AGAIN = {"label": "Try again", "changes": {}}
+"""Button for what may be there the next time, such as a connection."""
 HELP = {
     FitStatus.FITS: "",
     FitStatus.TIGHT: "To leave more room",
@@ -147,7 +149,7 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         ],
         "job": list(beside.job),
         "clock": clock(beside.run_seconds, _why_no_time(report)) if fits else clock(None, ""),
-        "fixes": dict(beside.fixes),
+        "fixes": {**beside.fixes, **({beside.lacks: TRY_AGAIN} if beside.lacks else {})},
         "lives": lives,
         "lives_more": more,
         "legend": legend(report.pool),

@@ -324,6 +324,7 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
     assert not found["can_start"] and not found["can_queue"]
     assert "is not on this machine, and there is no connection" in found["why_not"]
     assert found["reasons"][0] == found["why_not"]
+    assert found["fixes"][found["why_not"]]["label"] == "Try again"
     session.why_not_start = lambda: "One run at a time."
     busy = checker.fit_panel(given)
     assert busy["queue_text"] == "Add to queue (2nd)"

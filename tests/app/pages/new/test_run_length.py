@@ -72,7 +72,7 @@ def test_many_passes_over_few_rows_are_doubted():
     few = dataclasses.replace(SAMPLE, is_all=True)
     assert run_length(config(train__steps=500), few, None).warning is None
     found = run_length(config(train__steps=800), few, None)
-    assert found.warning.startswith("About 40 passes over 200 rows teach a model to repeat them")
+    assert found.warning.startswith("About 40 passes over 200 rows make the model memorize them")
     one = Sample(rows=1, skipped=0, lengths=(9,), percent_filled=None, is_all=True)
-    assert "over a single row teach" in run_length(config(), one, None).warning
+    assert "over a single row make" in run_length(config(), one, None).warning
     assert run_length(config(train__steps=10**6), SAMPLE, 2000).warning is None
