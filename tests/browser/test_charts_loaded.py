@@ -39,7 +39,7 @@ def test_new_draws_its_bars_without_plotly_and_a_run_that_is_opened_loads_it(bla
 def test_charts_that_cannot_be_loaded_say_so_once_and_a_click_loads_them(blank, server):
     run = recorded_run(server, 20).id
     blank.route(PLOTLY, lambda route: route.abort())
-    blank.goto(address(server, run))
+    blank.goto(address(server, run, "machine"))
     notice = blank.get_by_text("The charts could not be loaded: the server does not answer.")
     expect(notice).to_be_visible()
     expect(notice).to_have_count(1)
@@ -47,7 +47,7 @@ def test_charts_that_cannot_be_loaded_say_so_once_and_a_click_loads_them(blank, 
     again = blank.get_by_role("button", name="Try again")
     again.focus()
     again.press("Enter")
-    for chart in ("loss", "timeline"):
+    for chart in ("throughput", "timeline"):
         blank.locator(f"[data-figure={chart}]").scroll_into_view_if_needed()
         blank.wait_for_function(DRAWN, arg=chart)
     expect(notice).to_have_count(0)
