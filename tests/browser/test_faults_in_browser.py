@@ -182,7 +182,8 @@ def test_a_server_that_is_killed_and_started_again(own):
     expect(state(page)).to_have_text("Interrupted")
     expect(note(page)).to_contain_text("The server was started again")
     saved = re.search(
-        r"[Ii]nterrupted at step (\d+), when .* continues from step (\d+)\.", note(page).inner_text()
+        r"[Ii]nterrupted at step (\d+), when .* continues from step (\d+)\.",
+        note(page).inner_text(),
     ).groups()
     assert int(saved[0]) == max(first) > int(saved[1])
     expect(page.locator("#start")).to_be_enabled()
