@@ -248,7 +248,7 @@ class Uploads:
         label = label_of(name)
         if not is_data(Path(label)):
             raise RefusedUpload(
-                415, f"The name {label!r} is none that is read; give a file that ends in {KINDS}."
+                415, f"{label or 'This'} is not a data file; give one that ends in {KINDS}."
             )
         if size <= 0:
             raise RefusedUpload(400, f"{label} is empty; give a file with rows.")

@@ -100,12 +100,12 @@ def test_an_id_is_taken_once(uploads):
 @pytest.mark.parametrize(
     ("name", "size", "status", "text"),
     [
-        ("a.exe", 5, 415, "The name 'a.exe' is none that is read"),
-        ("a.parquet.gz", 5, 415, "is none that is read"),
-        ("noname", 5, 415, "is none that is read"),
-        (".csv", 5, 415, "is none that is read"),
-        ("dataset_info.json:name", 5, 415, "is none that is read"),
-        ("", 5, 415, "is none that is read"),
+        ("a.exe", 5, 415, "a.exe is not a data file"),
+        ("a.parquet.gz", 5, 415, "is not a data file"),
+        ("noname", 5, 415, "is not a data file"),
+        (".csv", 5, 415, "is not a data file"),
+        ("dataset_info.json:name", 5, 415, "is not a data file"),
+        ("", 5, 415, "is not a data file"),
         ("a.csv", 0, 400, "a.csv is empty"),
         ("a.csv", 1001, 413, "--upload-limit"),
     ],
