@@ -63,7 +63,7 @@ SMALL = """(least) => [
   .filter((node) => node.checkVisibility({visibilityProperty: true}))
   .filter((node) => !node.closest('.rs-hidden, .rs-grid, [inert]'))
   .map((node) => [node,
-    (node.closest('label:has([type=checkbox]), .wrap:has([role=combobox])') ?? node)
+    (node.closest('label:has([type=checkbox], [type=radio]), .wrap:has([role=combobox])') ?? node)
       .getBoundingClientRect()])
   .filter(([, box]) => box.width > 1 && box.height > 1 && (box.width < least || box.height < least))
   .map(([node, box]) => `${node.tagName} ${node.id || node.textContent.trim().slice(0, 30)}: `
@@ -97,11 +97,8 @@ def go(page, wanted, limit=90, key="Tab"):
     raise AssertionError(f"{wanted} is not reached by {key}")
 
 
-def test_a_run_is_made_by_keyboard_alone(context, server):
-    page = context.new_page()
+def test_a_run_is_made_by_keyboard_alone(page, server):
     press = page.keyboard.press
-    page.goto(server.address)
-    page.wait_for_selector(".rs-fit-panel:not([data-tone=calm])")
     state = page.locator(".rs-bar .rs-state")
 
     go(page, "#preset input")
