@@ -306,7 +306,7 @@ class Checker:
         report = self._estimate(config, machine, rates)
         shown = replace(report, suggestions=best_suggestions(report.suggestions))
         shape = shape_of_run(config)
-        return with_times(shown, config, machine, shape, coarse=True, adapted=adapted_shape)
+        return with_times(shown, config, machine, shape, adapted=adapted_shape)
 
     def _costs_now(self, config: TrainConfig, machine: Machine, rates: int) -> Costs | None:
         report = self._estimate(config, machine, rates)

@@ -97,7 +97,7 @@ def suggestion_card(suggestion: Suggestion, report: FitReport, rate: float) -> d
     before and after as `bars`, and the component values that it `changes`. rate: learning rate of
     the draft, which is another one with adapters (`derived_defaults`).
     """
-    title = as_labeled(suggestion.text.partition(": ")[0])
+    title = as_labeled(suggestion.title)
     notes = [suggestion.time_text, suggestion.places, suggestion.exactness_text]
     if METHOD in suggestion.changes:
         title = "Train an add-on instead (LoRA)"

@@ -153,13 +153,11 @@ def with_times(
     config: TrainConfig,
     machine: Machine,
     shape: ModelShape,
-    coarse: bool = False,
     adapted: AdaptedShape = of_catalog,
 ) -> FitReport:
-    """Returns the report of `estimate` with the seconds of a step for each of its suggestions, and
-    with the units that then live elsewhere. They are those of a report of the changed job. coarse:
-    plans are chosen among fewer candidates, which takes less time, and makes the seconds up to a
-    tenth too long.
+    """Returns the report of `estimate` with the seconds of a step for each of its suggestions, the
+    memory that it takes and the units that then live elsewhere. They are those of a report of the
+    changed job.
     """
     shape = _in_dtype(config, shape)
     memory = (report.host, report.gpu)
@@ -170,12 +168,12 @@ def with_times(
     for suggestion in report.suggestions:
         # What is written does not change the plan.
         is_same = fits and all(name.startswith("output.") for name in suggestion.changes)
-        seconds, moves = now, ""
+        seconds, moves, planned = now, "", suggestion
         if not is_same:
-            then = requirements_with(suggestion.changes, config, machine, shape, coarse, adapted)
-            seconds = then.step_seconds
-            moves = moves_text(before, then.chosen, len(shape.units), coarse)
-        timed.append(replace(suggestion, seconds=seconds, instead_of=now, places=moves))
+            then = requirements_with(suggestion.changes, config, machine, shape, adapted)
+            seconds, planned = then.step_seconds, suggestion.as_planned(then)
+            moves = moves_text(before, then.chosen, len(shape.units))
+        timed.append(replace(planned, seconds=seconds, instead_of=now, places=moves))
     return replace(report, suggestions=tuple(timed))
 
 

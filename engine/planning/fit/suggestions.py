@@ -12,7 +12,7 @@ last: they change no result, but wear the drive.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.config.adapters import Adapters
@@ -55,11 +55,14 @@ def of_catalog(model: ModelConfig, adapters: Adapters) -> ModelShape | None:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A suggestion is a change of settings that makes the job fit. `text` describes the change and
-    the memory that the job then takes.
-    """
+    """A suggestion is a change of settings that makes the job fit."""
 
-    text: str
+    title: str
+    """The change, in words."""
+    needs: str
+    """Memory that the job then takes of each part that did not fit: the least with which it fits,
+    or that of its plan once the seconds are known.
+    """
     changes: Changes
     exactness: tuple[Exactness, ...]
     """What the changes do to results. Several changes may do different things."""
@@ -71,11 +74,22 @@ class Suggestion:
     """
 
     after: tuple[tuple[PartName, int], ...] = ()
-    """Bytes that the job then takes of each part that did not fit."""
+    """The bytes of `needs`, by part."""
     places: str = ""
     """Where units then live, if that differs from where they live with the settings as they are. It
     is known together with the seconds.
     """
+
+    @property
+    def text(self) -> str:
+        """The change and the memory that the job then takes."""
+        return f"{self.title}: {self.needs}"
+
+    def as_planned(self, planned: Requirements) -> Suggestion:
+        """Returns the suggestion with the memory of the plan that the changed job has."""
+        names = tuple(name for name, _ in self.after)
+        needs = _needs(planned, names)
+        return replace(self, needs=needs, after=_bytes_of(planned, names))
 
     @property
     def time_text(self) -> str:
@@ -125,25 +139,22 @@ def requirements_with(
     config: TrainConfig,
     machine: Machine,
     shape: ModelShape,
-    coarse: bool,
     adapted: AdaptedShape = of_catalog,
 ) -> Requirements:
-    """Returns the needs of the job with these changes. coarse: as for `requirements_of`; a step is
-    then up to a tenth too long.
-    """
+    """Returns the needs of the job with these changes."""
     changed = config.with_values(changes)
     found = _shape_of(changed, config, shape, adapted)
     if found is None:
         raise ConfigError(
             "train.method", "adapters of this model are not known here; set it to full."
         )
-    return requirements_of(changed, machine, found, coarse=coarse)
+    return requirements_of(changed, machine, found)
 
 
-def moves_text(before: PlanChoices | None, after: Chosen, units: int, about: bool) -> str:
+def moves_text(before: PlanChoices | None, after: Chosen, units: int) -> str:
     """Returns how another plan moves the border between GPU memory and RAM: a sentence, or an empty
     text where nothing moves. before: the choices of the plan as it is, None where that does not
-    fit. units: number of units of the model. about: the plan is not the one that a run would use.
+    fit. units: number of units of the model.
     """
     choices = after.choices
     told = []
@@ -152,10 +163,9 @@ def moves_text(before: PlanChoices | None, after: Chosen, units: int, about: boo
         0 if before is None else before.placement.gpu_resident_units,
     )
     if gpu_resident != was:
-        roughly = "about " if about and gpu_resident < units else ""
         now = "" if before is None else f" instead of {was}"
         one = "lives" if gpu_resident == 1 else "live"
-        told.append(f"{roughly}{gpu_resident} of {units} units then {one} on the GPU{now}")
+        told.append(f"{gpu_resident} of {units} units then {one} on the GPU{now}")
     was_kept_on_gpu = before is not None and before.gradients.gradients_on_gpu
     is_kept_on_gpu = choices.gradients.gradients_on_gpu
     if is_kept_on_gpu != was_kept_on_gpu:
@@ -263,16 +273,13 @@ class _Search:
         return _shape_of(config, self._requirements.config, self._requirements.shape, self._adapted)
 
     def _suggestion(self, option: Option, result: Requirements) -> Suggestion:
-        text = f"{option.text}: {_outcome(result, self._bad)}"
-        if result.disk_offload is not None:
-            text += f", {result.disk_offload.in_words}"
         exactness = option.exactness
         if _rounds_gradients(result) and not _rounds_gradients(self._requirements):
             kept = set(exactness) - {Exactness.SAME_BITS, Exactness.OTHER_ORDER}
             changed = kept | {Exactness.ROUNDED_GRADIENTS}
             exactness = tuple(kind for kind in Exactness if kind in changed)
-        after = tuple((name, result.parts[name].total) for name in self._bad)
-        return Suggestion(text, option.changes, exactness, after=after)
+        needs, after = _needs(result, self._bad), _bytes_of(result, self._bad)
+        return Suggestion(option.text, needs, option.changes, exactness, after=after)
 
     def _tried(self, changes: Changes) -> Requirements | None:
         """Returns the least needs with these changes. Returns None where a change contradicts
@@ -312,10 +319,19 @@ def _rounds_gradients(requirements: Requirements) -> bool:
     return is_on_host and requirements.shape.dtype == "bfloat16"
 
 
-def _outcome(requirements: Requirements, names: tuple[PartName, ...]) -> str:
+def _needs(requirements: Requirements, names: tuple[PartName, ...]) -> str:
     """Returns a text on how much a changed job takes of the parts that did not fit."""
-    return ", ".join(
+    words = [
         f"{in_gib(part.total)} of {in_gib(part.known_limit)} {PART_WORDS[name]}"
         for name, part in requirements.parts.items()
         if name in names
-    )
+    ]
+    if requirements.disk_offload is not None:
+        words.append(requirements.disk_offload.in_words)
+    return ", ".join(words)
+
+
+def _bytes_of(
+    requirements: Requirements, names: tuple[PartName, ...]
+) -> tuple[tuple[PartName, int], ...]:
+    return tuple((name, requirements.parts[name].total) for name in names)

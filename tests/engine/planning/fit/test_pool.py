@@ -268,13 +268,13 @@ def test_a_suggestion_says_how_the_border_moves():
         PlanChoices().changed(gpu_resident_units=14),
     )
     on_gpu = PlanChoices().changed(gradients_on_gpu=True)
-    assert moves_text(some, planned(some), 30, False) == ""
-    text = moves_text(some, planned(more), 30, False)
+    assert moves_text(some, planned(some), 30) == ""
+    text = moves_text(some, planned(more), 30)
     assert text == "14 of 30 units then live on the GPU instead of 3."
-    about = moves_text(None, planned(more), 30, True)
-    assert about == "About 14 of 30 units then live on the GPU."
-    assert moves_text(None, planned(on_gpu), 30, True) == "Gradients then wait on the GPU."
-    back = moves_text(on_gpu, planned(PlanChoices().changed(gpu_resident_units=1)), 30, False)
+    about = moves_text(None, planned(more), 30)
+    assert about == "14 of 30 units then live on the GPU."
+    assert moves_text(None, planned(on_gpu), 30) == "Gradients then wait on the GPU."
+    back = moves_text(on_gpu, planned(PlanChoices().changed(gpu_resident_units=1)), 30)
     assert back == (
         "1 of 30 units then lives on the GPU instead of 0, and gradients then wait in RAM."
     )
