@@ -115,11 +115,11 @@ def test_a_table_becomes_a_model_that_is_exported(page, server, tmp_path, hands)
     expect(page.locator(".rs-preview ol li mark").first).to_contain_text("0 plus 1 is")
 
     run_length = page.locator(".rs-run-length [data-field=length]")
-    expect(run_length).to_contain_text(re.compile(r"3 passes over your \d+ rows = \d+ steps"))
+    expect(run_length).to_contain_text(re.compile(r"3 passes over your \d+ rows ≈ \d+ steps"))
     hands.press("[data-length=steps]")
     hands.write(field("train.steps"), str(STEPS))
     expect(run_length).to_contain_text(
-        re.compile(rf"{STEPS} steps = [\d.]+ passes over your \d+ rows")
+        re.compile(rf"{STEPS} steps ≈ [\d.]+ passes over your \d+ rows")
     )
     hands.write(field("name"), "Wohin damit")
     expect(page.locator("#start")).to_be_enabled()

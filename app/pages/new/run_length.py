@@ -95,8 +95,8 @@ def run_length_text(config: TrainConfig, found: RunLength | None, seconds: float
     passes = f"{in_passes(found.passes)} over {rows}"
     steps = counted(max(1, round(found.steps)), "step")
     if config.train.steps is not None:
-        return f"{steps} = {passes}{time}"
-    return f"{passes} = {steps}{time}"
+        return f"{steps} ≈ {passes}{time}"
+    return f"{passes} ≈ {steps}{time}"
 
 
 def in_passes(passes: float) -> str:

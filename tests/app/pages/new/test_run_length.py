@@ -43,7 +43,7 @@ def test_passes_are_steps():
     found = run_length(config(train__steps=None, train__epochs=3.0), SAMPLE, 2000)
     assert found.steps == pytest.approx(600)
     text = run_length_text(config(train__steps=None, train__epochs=3.0), found, 2.0 * found.steps)
-    assert text == "3 passes over your 2,000 rows = 600 steps · ≈ 20 min"
+    assert text == "3 passes over your 2,000 rows ≈ 600 steps · ≈ 20 min"
 
 
 def test_the_number_of_rows_must_be_known():
@@ -57,10 +57,10 @@ def test_the_number_of_rows_must_be_known():
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        (100, "100 steps = 0.5 passes over your 2,000 rows · ≈ 100 s"),
-        (1, "1 step = less than 0.01 passes over your 2,000 rows · ≈ 1 s"),
-        (200, "200 steps = 1 pass over your 2,000 rows · ≈ 3.33 min"),
-        (9000, "9,000 steps = 45 passes over your 2,000 rows · ≈ 2.5 h"),
+        (100, "100 steps ≈ 0.5 passes over your 2,000 rows · ≈ 100 s"),
+        (1, "1 step ≈ less than 0.01 passes over your 2,000 rows · ≈ 1 s"),
+        (200, "200 steps ≈ 1 pass over your 2,000 rows · ≈ 3.33 min"),
+        (9000, "9,000 steps ≈ 45 passes over your 2,000 rows · ≈ 2.5 h"),
     ],
 )
 def test_it_is_one_line(steps, words):
