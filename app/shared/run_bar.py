@@ -19,7 +19,12 @@ from app.labels import (
 )
 from app.verdict.findings import Verdict
 from app.verdict.judge import verdict
-from app.verdict.outcome import how_it_can_go_on, how_it_ended, how_its_export_failed
+from app.verdict.outcome import (
+    has_no_right_answer,
+    how_it_can_go_on,
+    how_it_ended,
+    how_its_export_failed,
+)
 from engine.runs.record.run_folder import shown_state
 from engine.runs.record.snapshot import OVER_STATES, RECENT_STEPS, Job, RunSnapshot
 from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
@@ -160,14 +165,16 @@ def recent_median(values: Sequence[float]) -> float:
 
 
 def shown_tone(snapshot: RunSnapshot, state: str, judged: Verdict | None = None) -> str:
-    """Returns the tone of a state; a run that has finished is as green as its verdict. `judged` is
-    that, where it is known already.
+    """Returns the tone of a state; a run that has finished is as green as its verdict, and not
+    green without a right answer. `judged` is the verdict, where it is known already.
     """
     tone = state_tone(state, snapshot.export_failed)
     if state != "finished":
         return tone
     main = (judged or verdict(snapshot, state)).main
-    return main.tone if main.is_alarm else tone
+    if main.is_alarm:
+        return main.tone
+    return "calm" if tone == "good" and has_no_right_answer(snapshot) else tone
 
 
 def _mark(snapshot: RunSnapshot, state: str, tone: str) -> str:

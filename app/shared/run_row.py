@@ -135,7 +135,10 @@ def _tone(run: RunSummary, scan: RunScan) -> str:
     if STATE_TONES[run.state] == "good" and scan.sparkline.worse is not None:
         return "bad"
     tone = state_tone(run.state, run.export_failed)
-    return scan.alarm if tone == "good" and scan.alarm else tone
+    if tone != "good":
+        return tone
+    has_no_right_answer = scan.sparkline.accuracy is not None and not scan.sparkline.correct
+    return scan.alarm or ("calm" if has_no_right_answer else tone)
 
 
 def _curve_tone(scan: RunScan) -> str:

@@ -17,7 +17,12 @@ from app.verdict.findings import Finding, Rule, Tone, Verdict
 from app.verdict.learning import learning, of_answers, of_learning, of_low_rate
 from app.verdict.losses import losses_of
 from app.verdict.memory_rules import of_grown_memory, of_memory
-from app.verdict.outcome import how_it_can_go_on, how_it_ended, what_it_reached
+from app.verdict.outcome import (
+    has_no_right_answer,
+    how_it_can_go_on,
+    how_it_ended,
+    what_it_reached,
+)
 from app.verdict.speed import of_speed
 from app.verdict.validation import of_before, of_memorizing, of_plateau, of_validation, validation
 from engine.config.settings import TrainConfig
@@ -107,6 +112,7 @@ def _of_a_finished_run(snapshot: RunSnapshot, config: TrainConfig | None) -> Ver
         went = validation(snapshot)
         is_worse = went is not None and went.is_above_best
         is_good = learns.rule == "doing well" and not others and not is_worse
+        is_good = is_good and not has_no_right_answer(snapshot)
         main = replace(learns, tone="good" if is_good else "calm", text=what_it_reached(snapshot))
     slow = [found for found in _speed(snapshot, config) if found.is_alarm]
     return Verdict(main, (*others, *of_grown_memory(snapshot), *slow))

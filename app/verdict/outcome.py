@@ -83,6 +83,12 @@ def what_it_reached(snapshot: RunSnapshot, judged: str = "") -> str:
     return f"{'; '.join(parts)}."
 
 
+def has_no_right_answer(snapshot: RunSnapshot) -> bool:
+    """Returns whether validation prompts were answered after training, and none exactly."""
+    known = [match for match in snapshot.exact_matches if match.moment == "after" and match.total]
+    return bool(known) and not known[-1].correct
+
+
 def _how_it_finished(snapshot: RunSnapshot) -> str:
     text = f"Finished {counted(snapshot.step, 'step')} in {in_time(snapshot.seconds)}"
     matched = _exact_match(snapshot)

@@ -11,7 +11,13 @@ from app.labels import STATE_LABELS, in_time
 from app.pages.run.best import best_of
 from app.pages.run.facts import NOT_TESTED, facts
 from app.verdict.findings import Verdict
-from app.verdict.outcome import how_it_can_go_on, how_it_ended, how_its_export_failed
+from app.verdict.outcome import (
+    has_no_right_answer,
+    how_it_can_go_on,
+    how_it_ended,
+    how_its_export_failed,
+)
+from app.verdict.validation import validation
 from engine.config.export_choice import ExportFrom
 from engine.runs.record.snapshot import OVER_STATES, RunSnapshot
 from engine.text import counted
@@ -80,9 +86,21 @@ def _title(
     if shares and right is not None and right["to"] != NOT_TESTED and shares[1] > shares[0]:
         words = "Learned it" if shares[1] >= MOST_RIGHT else "More answers right"
         return f"{words}: {_went(right)}", right
-    if loss is not None and loss["from"] and judged.main.tone == "good":
-        return f"Learned: validation loss {_went(loss)}", loss
+    by_loss = "" if loss is None else _by_loss(snapshot, loss, judged)
+    if by_loss:
+        return by_loss, loss
     return f"Finished {counted(snapshot.step, 'step')} in {in_time(snapshot.seconds)}", None
+
+
+def _by_loss(snapshot: RunSnapshot, loss: dict[str, str], judged: Verdict) -> str:
+    """Returns what the fall of the validation loss means, or an empty text if it did not fall."""
+    if loss["from"] and judged.main.tone == "good":
+        return f"Learned: validation loss {_went(loss)}"
+    went = validation(snapshot)
+    has_fallen = loss["from"] and went is not None and went.last < went.first
+    if has_fallen and has_no_right_answer(snapshot):
+        return f"Validation loss fell {_went(loss)}, but no tested answer is right"
+    return ""
 
 
 def _shares(snapshot: RunSnapshot) -> tuple[float, float] | tuple[()]:

@@ -30,15 +30,18 @@ LOSSES = {0: 4.0, 10: 2.0, 20: 1.5, 30: 2.5}
 """The validation losses by step: the best is not the last."""
 
 
-def overfitted(exported: int | None, state="finished", evaluated=True, saved=(20, 30)):
-    events = [RunStarted(name="n", total_steps=30), ExactMatchMeasured(0, "before", 1, 50)]
+def overfitted(
+    exported: int | None, state="finished", evaluated=True, saved=(20, 30), right=(1, 40)
+):
+    before, after = right
+    events = [RunStarted(name="n", total_steps=30), ExactMatchMeasured(0, "before", before, 50)]
     for step in range(31):
         if step:
             events.append(StepFinished(step=step, loss=5.0 - step / 10, seconds=1.0))
         if evaluated and step in LOSSES:
             events.append(EvalFinished(step=step, loss=LOSSES[step], loss_tokens=900))
     events += [CheckpointWritten(step=step) for step in saved]
-    events.append(ExactMatchMeasured(30, "after", 40, 50))
+    events.append(ExactMatchMeasured(30, "after", after, 50))
     if exported is not None:
         events.append(ExportWritten(step=exported, path="export"))
     return fold(records([*events, RunEnded(state)]))
@@ -74,6 +77,16 @@ def test_an_exported_last_step_names_the_better_one():
     assert card["title"] == "Learned it: 2 % → 80 %"
     lost = card_of(overfitted(30, saved=(30,)), SavedSteps(30, 30))
     assert fact(lost, "Validation loss")["at"] == "step 30; best 1.5 (step 20, not kept)"
+
+
+def test_a_run_without_a_right_answer_is_not_green_however_its_loss_fell():
+    snapshot, saved = overfitted(30, right=(0, 0)), SavedSteps(30, 30)
+    card = card_of(snapshot, saved)
+    assert card["title"] == "Validation loss fell 4 → 2.5, but no tested answer is right"
+    assert verdict(snapshot, "finished", saved).main.tone == "calm"
+    assert shown_tone(snapshot, "finished") == "calm"
+    known = overfitted(30, right=(50, 50))
+    assert shown_tone(known, "finished") == "good", "there was no answer to learn"
 
 
 def test_without_an_export_the_newest_checkpoint_counts():
