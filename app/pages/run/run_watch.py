@@ -102,7 +102,10 @@ class Watch:
     # ------------------------------------------------------------------ rebuilding
 
     def _rebuild(self) -> None:
+        # A run of this process may begin or end during the reading, which makes it no detached one.
+        was_active = self.run.is_active()
         is_running = self.run.read()
+        is_apart = is_running and not was_active and not self.run.is_active()
         config = self._config()
         pending = self.run.pending(is_running)
         is_over = self.snapshot.is_over or not is_running
@@ -112,11 +115,15 @@ class Watch:
         self._keep_prompts()
         self._keep_answers(is_over)
         # It comes last, since it says what could not be drawn.
-        self._head = self._head_of(is_running, pending, config)
+        self._head = self._head_of(is_running, is_apart, pending, config)
         self._read_at = time.monotonic()
 
-    def _head_of(self, is_running: bool, pending: str | None, config: TrainConfig | None) -> bytes:
-        """Returns the members that begin every answer."""
+    def _head_of(
+        self, is_running: bool, is_apart: bool, pending: str | None, config: TrainConfig | None
+    ) -> bytes:
+        """Returns the members that begin every answer. `is_apart` is whether another process than
+        this one runs the run.
+        """
         snapshot = self.snapshot
         about = read_about(self.folder.path)
         run = ShownRun(
@@ -152,7 +159,7 @@ class Watch:
         }
         bar |= {
             "note": about.note,
-            "badges": self._badges(is_running),
+            "badges": self._badges(is_running, is_apart),
             "remarks": self._remarks(),
         }
         return _serialized(members | {"bar": bar})[1:-1]
@@ -176,12 +183,11 @@ class Watch:
             traceback.print_exception(error)
         self._undrawn[what] = f"{type(error).__name__}: {first_line(error)}"
 
-    def _badges(self, is_running: bool) -> list[dict[str, str]]:
+    def _badges(self, is_running: bool, is_apart: bool) -> list[dict[str, str]]:
         """Returns what is special about how this run goes on."""
         badges = []
         ranks = ranks_text(self.snapshot)
-        is_apart = is_running and not self.run.is_active() and not self.snapshot.is_over
-        if is_apart:
+        if is_apart and not self.snapshot.is_over:
             title = "It runs in a process of its own, which goes on if Ramstream is closed."
             badges.append({"label": "Detached", "title": title})
             if ranks:
