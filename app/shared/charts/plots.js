@@ -18,6 +18,9 @@ const BESIDE = 200; // px outside the visible area in which charts are already d
 
 // Returns the layout of a figure from the server, in the colors of the page and the size of its
 // place.
+// A logarithmic axis. Without a format, Plotly shortens 0.2 and 20 alike to the digit 2.
+export const LOG_AXIS = { type: "log", tickformat: "~g" };
+
 export function themed(layout, node) {
     const style = getComputedStyle(document.body);
     const color = (name) => style.getPropertyValue(`--rs-${name}`).trim();
