@@ -228,7 +228,8 @@ class DataConfig:
         for part, weight in self.parts():
             if not part.only_source.strip():
                 raise ConfigError(
-                    "data.source", "no data set is given; name a file, a folder or a hub id."
+                    "data.source",
+                    "no data set is given; name a file, a folder or a Hugging Face id.",
                 )
             if not 0 < weight <= MOST_PASSES:
                 raise ConfigError(

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import expect
 
 from app.form.settings_form import shown_values
-from app.pages.new.fit_panel import LACKS
+from app.pages.new.fit_panel import LACKS, NO_MODEL
 from engine.config.settings import TrainConfig
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
@@ -90,7 +90,7 @@ def test_start_is_closed_while_the_model_is_not_to_be_had(context, server, width
     expect(page.locator("#start")).to_be_disabled()
     expect(page.locator("#add-to-queue")).to_be_hidden()
     headline = page.locator(".rs-fit-panel [data-field=headline]")
-    expect(headline).to_have_text(LACKS)
+    expect(headline).to_have_text(LACKS.format(NO_MODEL))
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     picture(page, f"start-closed-{width}")
     page.close()

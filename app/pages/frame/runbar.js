@@ -102,8 +102,11 @@ export class RunBar {
         const top = (node) => node.getBoundingClientRect().top;
         const row = [field(this.root, "word"), this.actions].filter((node) => node.offsetHeight);
         const above = Math.min(...row.map(top)) - top(this.root);
-        const { style } = this.root.closest("#rs-run_bar");
-        style.setProperty("--rs-scrolls", `${Math.floor(above)}px`);
+        const place = this.root.closest("#rs-run_bar");
+        place.style.setProperty("--rs-scrolls", `${Math.floor(above)}px`);
+        // What else stays in view stands below the bar.
+        const height = this.root.offsetHeight && place.offsetHeight;
+        document.documentElement.style.setProperty("--rs-bar-height", `${height}px`);
         this.showCut();
     }
 

@@ -26,7 +26,7 @@ from app.form.settings_form import (
 from app.pages.new.data_figures import lengths_figure, lengths_text, packing_text
 from app.pages.new.draft import Draft
 from app.pages.new.faults import unforeseen
-from app.pages.new.fit_panel import Beside, fit_panel, unchecked
+from app.pages.new.fit_panel import NO_FOLDER, NO_MODEL, Beside, fit_panel, unchecked
 from app.pages.new.fitting import fitting
 from app.pages.new.fixes import best_suggestions, fix_of, fix_of_passes
 from app.pages.new.model_cards import model_cards, rounded_machine
@@ -62,6 +62,7 @@ SMALLER_SHOWN = 3
 """Number of smaller models that are offered instead of one that does not fit."""
 SAMPLES_KEPT = 32
 """Number of data sets whose measurements are kept."""
+AFTER_TOKENIZER = "The first rows are shown once the model's tokenizer is there."
 NO_TOKENIZER = "The tokenizer of the model is missing."
 UNKNOWN_COLUMNS = "Which column is the question, and which the answer?"
 TO_CONFIRM = "One thing to confirm"
@@ -144,10 +145,11 @@ class Checker:
         text = run_length_text(config, found, seconds)
         # These are asked outside the cached estimate: a package may be installed meanwhile.
         tracked = destinations(config.output.trackers, self._session.runs_dir)
-        lacks = timed and report.status == FitStatus.DOES_NOT_FIT
-        smaller = self._smaller(config, asked[1]) if lacks else ()
+        too_large = timed and report.status == FitStatus.DOES_NOT_FIT
+        smaller = self._smaller(config, asked[1]) if too_large else ()
         costs = self._costs(*asked) if timed else None
         busy = self._session.why_not_start()
+        lacks, lacking = self._lacks(config)
         beside = Beside(
             remarks=remarks,
             fixes=fixes,
@@ -160,7 +162,8 @@ class Checker:
             waiting=len(self._session.queue.listed()) if busy else 0,
             smaller=smaller,
             costs=costs,
-            lacks=self._lacks(config),
+            lacks=lacks,
+            lacking=lacking,
         )
         return fit_panel(report, busy, beside)
 
@@ -218,7 +221,8 @@ class Checker:
     def preview(self, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns the first rows with the trained parts marked, and how the data were interpreted.
 
-        If the rows cannot be read, `error` has the reason. In both cases, `given` holds the
+        If the rows cannot be read, `error` has the reason, or `unread` where the Summary has it,
+        because it is not about these rows. In all cases, `given` holds the
         component values that the preview was made from, and `finding` whether a run could train on
         the data: None, or its `text` and whether it `blocks` a start. `confirm` is there where a
         person may confirm that keys are no flags.
@@ -233,14 +237,17 @@ class Checker:
             config = read_config({**default_values(), **given})
             found = self._preview(config.model.source, config.read_data)
         except ConfigError as error:
-            return _unread(describe_error(error)) | {"given": given}
+            unread = _unread(describe_error(error))
+            if not given.get("data.source"):
+                unread = {"unread": "", "finding": unread["finding"]}
+            return unread | {"given": given}
         except DataError as error:
             return _unread(str(error)) | {"given": given}
         except RamstreamError as error:
             # The tokenizer cannot be read, which says nothing about the data.
             text = as_labeled(str(error))
             finding = {"text": text, "blocks": True, "headline": NO_TOKENIZER}
-            return {"error": text, "finding": finding, "given": given}
+            return {"unread": AFTER_TOKENIZER, "finding": finding, "given": given}
         except BaseException as error:  # noqa: BLE001  a library in Rust raises no Exception
             return _unread(unforeseen(error)) | {"given": given}
         if found["finding"] is not None:
@@ -271,14 +278,19 @@ class Checker:
             raise DataError(finding["text"])
         return config
 
-    def _lacks(self, config: TrainConfig) -> str:
-        """Returns a sentence on what a run needs and lacks now, or an empty text."""
+    def _lacks(self, config: TrainConfig) -> tuple[str, str]:
+        """Returns a sentence on what a run needs and lacks now, and the same in a few words; both
+        are empty if there is nothing.
+        """
         surveyed, lacks = self._folder
         if time.monotonic() - surveyed >= MACHINE_SECONDS:
             lacks = _refusal(lambda: runs_root.refuse_unusable(self._session.runs_dir.absolute()))
             self._folder = (time.monotonic(), lacks)
         engine = self._session.engine
-        return lacks or _refusal(lambda: engine.refuse_out_of_reach(config, waits=False))
+        if lacks:
+            return lacks, NO_FOLDER
+        lacks = _refusal(lambda: engine.refuse_out_of_reach(config, waits=False))
+        return lacks, NO_MODEL if lacks else ""
 
     def _asked(self, config: TrainConfig) -> tuple[TrainConfig, Machine, int]:
         """Returns what estimates of a config depend on. Raises ConfigError for a folder of this

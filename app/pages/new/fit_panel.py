@@ -35,7 +35,10 @@ HEADLINES = {
     FitStatus.DOES_NOT_FIT: ("bad", "Does not fit"),
 }
 """Tone and headline for each status."""
-LACKS = "Fits, but something is missing"
+LACKS = "Fits. {}"
+"""Headline of a run that fits and lacks something, with what that is."""
+NO_MODEL = "The model is not downloaded"
+NO_FOLDER = "The folder for runs cannot be used"
 TRY_AGAIN = {"label": "Try again", "changes": {}}
 """Button for what may be there the next time, such as a connection."""
 HELP = {
@@ -109,6 +112,8 @@ class Beside:
     """Costs of where units live, in a fit panel that is timed."""
     lacks: str = ""
     """What the run needs and lacks now, memory apart."""
+    lacking: str = ""
+    """The same in a few words."""
 
 
 def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, Any]:
@@ -126,7 +131,7 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
     why_not = busy if fits else "Does not fit. Pick a fix above."
     if beside.lacks:
         why_not = beside.lacks
-        tone, headline = "bad", LACKS if fits else headline
+        tone, headline = "bad", LACKS.format(beside.lacking) if fits else headline
     shown = best_suggestions(report.suggestions)
     suggestions = [suggestion_card(suggestion, report, beside.rate) for suggestion in shown]
     on_gpu = report.choices["device"] != "cpu"

@@ -33,5 +33,5 @@ export function reasonRow(text, fixes) {
     const buttons = fixes.map(({ label, act }) =>
         el("button", { type: "button", class: "rs-small", click: act }, label),
     );
-    return el("li", {}, text, ...buttons);
+    return el("li", {}, text, buttons.length ? el("div", {}, ...buttons) : null);
 }

@@ -22,6 +22,7 @@ export function drawPreview(place, preview) {
     element.querySelector(".rs-preview").setAttribute("aria-busy", Boolean(preview.pending));
     if (preview.pending) {
         place.late = setTimeout(() => {
+            field(element, "understood").classList.remove("rs-error");
             clearRows(element, "Reading the first rows …");
             drawLengths(place, null);
         }, PATIENCE);
@@ -36,12 +37,13 @@ export function drawPreview(place, preview) {
     }
     place.source = preview.given?.["data.source"];
     field(element, "understood").classList.toggle("rs-error", failed);
+    field(element, "understood").classList.toggle("rs-unread", "unread" in preview);
     element.querySelector(".rs-preview-key").hidden = failed || !preview.rows;
     ask(place, preview);
     if (isOfDataBefore(place, preview)) clearColumns(place);
     else if (isConfirmedForOther(place, preview)) clearConfirmed(place);
     if (preview.rows) drawRows(element, preview);
-    else clearRows(element, preview.error ?? "");
+    else clearRows(element, preview.error ?? preview.unread ?? "");
     drawLengths(place, preview.rows ? preview : null);
 }
 

@@ -34,6 +34,7 @@ export class Receipt {
         setText(field(this.root, "headline"), headline);
         field(this.root, "job").replaceChildren(...job.map((line) => el("li", {}, line)));
         this.part("clock").hidden = !clock.text;
+        this.part("clock").title = clock.why;
         setText(field(this.root, "clock"), clock.text + doneAt(clock.seconds));
         this.part("measure").hidden = !clock.to_measure;
     }

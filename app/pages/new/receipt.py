@@ -46,14 +46,18 @@ def _length(config: TrainConfig, found: RunLength | None) -> str:
 
 
 def clock(seconds: float | None, why_unknown: str) -> dict[str, Any]:
-    """Returns the time of a run: its `seconds` and their `text`, or why they are not known.
+    """Returns the time of a run: its `seconds` and their `text`, or `why` they are not known.
     `to_measure`: measuring this machine would tell.
     """
     if seconds is not None:
-        return {"seconds": seconds, "text": f"≈ {in_time(max(1, seconds))}", "to_measure": False}
-    to_measure = why_unknown == TO_MEASURE
-    text = "unknown" if to_measure else why_unknown
-    return {"seconds": None, "text": text, "to_measure": to_measure}
+        text = f"≈ {in_time(max(1, seconds))}"
+        return {"seconds": seconds, "text": text, "why": "", "to_measure": False}
+    return {
+        "seconds": None,
+        "text": "unknown" if why_unknown else "",
+        "why": why_unknown,
+        "to_measure": why_unknown == TO_MEASURE,
+    }
 
 
 def queue_text(waiting: int) -> str:

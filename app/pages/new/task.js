@@ -37,7 +37,7 @@ export class Task {
 
 function taskOf(form, preview) {
     if (form.shown[OBJECTIVE] !== "sft") return "preferences";
-    const isRead = preview && !preview.error && isOf(form, preview);
+    const isRead = preview?.rows && isOf(form, preview);
     const format = isRead ? preview.format : form.shown[FORMAT];
     return format === TEXT ? TEXT : "answers";
 }

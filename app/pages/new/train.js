@@ -79,7 +79,7 @@ function takePreview(place, preview) {
     drawPreview(place, preview);
     if (preview.pending) return;
     place.read = preview;
-    if (!preview.error) countRows(preview.given?.["data.source"]);
+    if (preview.rows) countRows(preview.given?.["data.source"]);
     const { fit_panel: fit } = places;
     if (!fit?.answer) return;
     showTask(fit);
@@ -356,7 +356,7 @@ const UNCHECKED = {
     headline: "Cannot be checked now",
     fixes: {},
     job: [],
-    clock: { seconds: null, text: "", to_measure: false },
+    clock: { seconds: null, text: "", why: "", to_measure: false },
     size: "",
     help: "",
     run_length: "",

@@ -78,7 +78,7 @@ def load_tokenizer(source: str) -> Any:
         # The library raises many kinds of errors. All mean that there is no usable tokenizer.
         raise ModelError(
             f"model.source: the tokenizer of {source} cannot be loaded ({first_line(error)}); give "
-            "a folder or hub id that has one."
+            "a folder or Hugging Face id that has one."
         ) from error
 
 

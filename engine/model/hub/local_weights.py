@@ -36,7 +36,7 @@ _ZIP = b"PK\x03\x04"
 """Beginning of what torch.save has written since PyTorch 1.6."""
 _SHOWN = 3
 _AGAIN = "get the files again"
-_WHOLE = "give the folder or hub id of a whole model with safetensors weights"
+_WHOLE = "give the folder or Hugging Face id of a whole model with safetensors weights"
 
 
 def is_gguf(name: str) -> bool:
@@ -48,7 +48,7 @@ def about_gguf(what: str) -> str:
     """Returns a sentence on a model that is there as GGUF alone. what: how it begins."""
     return (
         f"model.source: {what} in GGUF, the format of llama.cpp, which cannot be trained; give the "
-        "folder or hub id of the model from which it was made, with safetensors weights."
+        "folder or Hugging Face id of the model from which it was made, with safetensors weights."
     )
 
 
@@ -69,7 +69,7 @@ def refuse_no_model(source: str, path: Path | None) -> None:
             )
         if path.suffix != ".json":
             raise ModelError(
-                f"model.source: {source} is a file; give a Hugging Face model folder or a hub id."
+                f"model.source: {source} is a file; give a model folder or a Hugging Face id."
             )
         refuse_unlike_files(path)
         return

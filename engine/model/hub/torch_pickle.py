@@ -25,7 +25,7 @@ _OLDER = b"\x80\x02"
 """First bytes of a file of an older PyTorch: it is a bare pickle."""
 _FOREIGN = re.compile(r"GLOBAL (\S+)")
 """Texts in the errors of torch that name what it refuses to load."""
-_SAFE = "give a folder or hub id with safetensors weights"
+_SAFE = "give a folder or Hugging Face id with safetensors weights"
 
 
 def is_pickled(file: Path) -> bool:

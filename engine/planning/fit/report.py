@@ -248,12 +248,8 @@ def _reasons(requirements: Requirements, helped: bool) -> list[str]:
     ]
     reasons = [_short_of(name, requirements.parts[name]) for name in failing]
     if failing and not helped:
-        taken = [
-            f"{in_gib(requirements.parts[name].total)} of {PART_WORDS[name]}" for name in failing
-        ]
         reasons.append(
-            f"No change of settings was found that makes it fit: it takes {' and '.join(taken)}, "
-            "or a smaller model."
+            "No setting makes this model fit here. Choose a smaller model, or another machine."
         )
     for name, part in requirements.parts.items():
         if part.status == FitStatus.TIGHT:
@@ -263,7 +259,7 @@ def _reasons(requirements: Requirements, helped: bool) -> list[str]:
                 f"{_capital(PART_WORDS[name])} is {percent:.0f} % full, "
                 f"mostly with {largest.name} ({in_gib(largest.bytes)})."
             )
-    return reasons + _warnings(requirements)
+    return reasons + _warnings(requirements, bool(failing))
 
 
 def _short_of(name: PartName, part: Part) -> str:
@@ -273,8 +269,10 @@ def _short_of(name: PartName, part: Part) -> str:
     )
 
 
-def _warnings(requirements: Requirements) -> list[str]:
-    """Returns what is unusual about the settings, whether the job fits or not."""
+def _warnings(requirements: Requirements, fails: bool) -> list[str]:
+    """Returns what is unusual about the settings. fails: the job does not fit, and what its export
+    would be does not matter.
+    """
     warnings = []
     non_text = requirements.shape.untouched_numel
     if non_text:
@@ -294,7 +292,7 @@ def _warnings(requirements: Requirements) -> list[str]:
             f"data.max_seq_len {length} is beyond the {known} positions that this model was "
             "trained for."
         )
-    if requirements.lacks_room_for_best:
+    if requirements.lacks_room_for_best and not fails:
         size = in_gib(best_bytes(requirements.config, requirements.shape))
         warnings.append(
             f"The disk has no room for the best weights ({size}) beside the rest, so they are not "

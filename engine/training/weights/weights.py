@@ -90,7 +90,7 @@ class _Reading:
     """How a checkpoint is read."""
 
     path: str
-    """Folder or hub id for the library."""
+    """Folder or Hugging Face id for the library."""
     dtype: torch.dtype
     is_safe: bool
     """The files are safetensors; otherwise `torch.save` wrote them."""
@@ -141,8 +141,8 @@ def _read_pretrained(model: StreamedModel, source: str, reading: _Reading) -> An
         refuse_short_memory(error, "while the weights were read")
         raise ModelError(
             f"model.source: the weights of {source} cannot be loaded ({first_line(error)}); give a "
-            "folder or hub id with safetensors weights or pytorch_model.bin, or set model.init to "
-            "random."
+            "folder or Hugging Face id with safetensors weights or pytorch_model.bin, or set "
+            "model.init to random."
         ) from error
     missing = sorted(set(info["missing_keys"]) - set(model.aliases))
     mismatched = sorted(key for key, *_ in info["mismatched_keys"])

@@ -16,10 +16,10 @@ from starlette.applications import Starlette
 
 import app.pages.new.checker
 from app.form.settings_form import as_labeled, read_config, shown_values
-from app.pages.new.checker import NO_TOKENIZER, Checker
+from app.pages.new.checker import AFTER_TOKENIZER, NO_TOKENIZER, Checker
 from app.pages.new.draft import DRAFT_FILE, Draft
 from app.pages.new.fit_figures import fit_figure
-from app.pages.new.fit_panel import LACKS
+from app.pages.new.fit_panel import LACKS, NO_MODEL
 from app.pages.new.fixes import SHOWN
 from app.pages.new.form_routes import form_routes
 from app.pages.new.known_models import known_models
@@ -320,7 +320,7 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
         data__source=str(make_data(tmp_path / "d.jsonl")),
     )
     found = checker.fit_panel(given)
-    assert (found["tone"], found["headline"]) == ("bad", LACKS)
+    assert (found["tone"], found["headline"]) == ("bad", LACKS.format(NO_MODEL))
     assert not found["can_start"] and not found["can_queue"]
     assert "is not on this machine, and there is no connection" in found["why_not"]
     assert found["reasons"][0] == found["why_not"]
@@ -333,8 +333,10 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
         checker.read_trainable(given)
     assert as_labeled(str(refused.value)) == found["why_not"]
     # The preview says the same of its tokenizer.
-    finding = checker.preview(given)["finding"]
+    preview = checker.preview(given)
+    finding = preview["finding"]
     assert finding["blocks"] and finding["headline"] == NO_TOKENIZER
+    assert preview["unread"] == AFTER_TOKENIZER and "error" not in preview
     assert finding["text"] == found["why_not"]  # the page shows one sentence once
 
 

@@ -46,11 +46,17 @@ def test_a_mix_is_told_in_short():
 
 
 def test_the_time_is_known_or_why_it_is_not():
-    assert clock(54.2, "") == {"seconds": 54.2, "text": "≈ 54 s", "to_measure": False}
+    assert clock(54.2, "") == {
+        "seconds": 54.2,
+        "text": "≈ 54 s",
+        "why": "",
+        "to_measure": False,
+    }
     assert clock(None, TO_MEASURE)["to_measure"] and clock(None, TO_MEASURE)["text"] == "unknown"
     assert clock(None, "Not in bf16.") == {
         "seconds": None,
-        "text": "Not in bf16.",
+        "text": "unknown",
+        "why": "Not in bf16.",
         "to_measure": False,
     }
 

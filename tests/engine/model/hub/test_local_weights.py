@@ -148,7 +148,7 @@ def broken_link(folder: Path) -> None:
 
 
 BROKEN = {
-    without_weights: "has no weights (model.safetensors); give the folder or hub id of a whole",
+    without_weights: "has no weights (model.safetensors); give the folder or Hugging Face id of",
     gguf: "has its weights in GGUF, the format of llama.cpp, which cannot be trained; give the",
     gguf_alone: "has its weights in GGUF, the format of llama.cpp",
     optimizer_alone: "has no weights (model.safetensors) and optimizer.pt, training_args.bin",

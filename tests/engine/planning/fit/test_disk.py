@@ -101,7 +101,7 @@ def test_a_small_disk_has_a_suggestion_that_loses_little(disk, changes):
     disk += 2 * RECORD_BYTES
     asked, report = reported(disk)
     assert report.status == FitStatus.DOES_NOT_FIT
-    assert not any("No change of settings" in reason for reason in report.reasons)
+    assert not any("No setting makes" in reason for reason in report.reasons)
     assert report.suggestions[0].changes == changes, [r.text for r in report.suggestions]
     for suggestion in report.suggestions:
         after = estimate(
@@ -119,7 +119,7 @@ def test_a_run_without_an_export_gets_one_in_place_of_checkpoints():
 
 def test_a_disk_for_nothing_has_no_suggestion():
     _, report = reported(EXPORT // 2)
-    assert not report.suggestions and any("No change of settings" in r for r in report.reasons)
+    assert not report.suggestions and any("No setting makes" in r for r in report.reasons)
 
 
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
