@@ -194,7 +194,8 @@ class Checker:
             # As models of the hub are stored; which data are read says nothing about memory here.
             plain = {"model.dtype": "bfloat16", "model.source": "a model", "name": ""}
             job = config.with_values(plain | {"data.source": "rows", "data.format": "auto"})
-            return {"models": list(self._cards(job, rounded_machine(self._machine())))}
+            machine = rounded_machine(self._machine())
+            return {"models": list(self._cards(job, machine, config.model.source))}
         except RamstreamError:  # the fit panel says what is wrong
             return {"models": []}
 

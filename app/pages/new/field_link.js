@@ -11,9 +11,14 @@ export class FieldLink {
     constructor(button) {
         this.button = button;
         this.field = null;
+        this.value = ""; // of that setting, in the form that was checked last
         this.opened = null; // the setting for which the section was opened
         this.caption = el("p", { class: "rs-field-error", id: "rs-field-error" });
         button.addEventListener("click", () => this.find((box) => this.lead(box)));
+        // What is typed anew is not known to be wrong.
+        document.addEventListener("input", ({ target }) => {
+            if (target.closest(".rs-wrong")) this.clear();
+        });
     }
 
     // field: the id of the component that is wrong, or null; sentence: what is wrong with it.
@@ -23,6 +28,13 @@ export class FieldLink {
         this.field = field;
         this.caption.textContent = sentence;
         if (field) this.find((box) => this.mark(box));
+    }
+
+    // Takes the values of each form that is checked, by the id of their setting.
+    took(shownBy) {
+        const value = this.field ? String(shownBy(this.field) ?? "") : "";
+        if (value !== this.value) this.clear();
+        this.value = value;
     }
 
     clear() {

@@ -35,15 +35,20 @@ def rounded_machine(machine: Machine) -> Machine:
     return replace(machine, ram_available=machine.ram_available // RAM_GRAIN * RAM_GRAIN)
 
 
-def model_cards(config: TrainConfig, machine: Machine) -> list[dict[str, Any]]:
-    """Returns models for these settings: some that fit, from the smallest to the largest, then the
-    smallest that does not. It is empty for settings that no table is about.
+def model_cards(config: TrainConfig, machine: Machine, chosen: str = "") -> list[dict[str, Any]]:
+    """Returns models for these settings: the one whose id is `chosen`, if it is known; some that
+    fit, from the smallest to the largest; then the smallest that does not. It is empty for settings
+    that no table is about.
     """
     known = _known(config)
     end = _first_too_large(known, config, machine)
     shown = [*_spread(known[:end], FITTING), *known[end : end + TOO_LARGE]]
-    cards = [_card(entry, shape, config, _cell(config, shape, machine)) for entry, shape in shown]
-    return sorted(cards, key=lambda card: not card["fits"])
+    first = [each for each in known if chosen in (each[0].id, *each[0].also)]
+    rest = [each for each in shown if each not in first]
+    cards = [
+        _card(entry, shape, config, _cell(config, shape, machine)) for entry, shape in first + rest
+    ]
+    return sorted(cards, key=lambda card: (chosen not in card["ids"], not card["fits"]))
 
 
 def _known(config: TrainConfig) -> list[Known]:
@@ -99,6 +104,8 @@ def _card(
     text = "cannot be trained so"
     if found is not None:
         text = f"lacks {found.missing}"
+        if ", " not in found.missing:
+            text = text.removesuffix(" of RAM")
         if _fits(found):
             text = f"fits · {in_bytes(found.host_bytes)} RAM"
     return {

@@ -247,7 +247,10 @@ function listenToBoxes(place) {
     });
     const leave = ({ target }) => {
         if (!target.matches(SOURCES)) return;
-        if (place.form?.shown[settingOf(target)] !== target.value) place.ask(AT_ONCE);
+        const name = settingOf(target);
+        // What is wrong as before is marked again.
+        const isWrong = nameOf(place.link.field) === name;
+        if (place.form?.shown[name] !== target.value || isWrong) place.ask(AT_ONCE);
     };
     document.addEventListener("focusout", leave);
     document.addEventListener("keydown", (event) => {
@@ -270,8 +273,8 @@ function takeForms(place) {
 }
 
 // The dotted name of the setting that a box shows.
-const settingOf = (box) =>
-    box.closest('[id^="field-"]')?.id.slice("field-".length).replaceAll("-", ".");
+const settingOf = (box) => nameOf(box.closest('[id^="field-"]')?.id);
+const nameOf = (id) => id?.slice("field-".length).replaceAll("-", ".");
 
 async function check(place, form) {
     // Only the newest request counts: the one before is aborted, and its answer is not drawn.
@@ -280,6 +283,7 @@ async function check(place, form) {
     const { signal } = place.asking;
     place.receipt.isAsking(true);
     place.form = form;
+    place.link.took((id) => form.shown[nameOf(id)]);
     place.defaults.took(form);
     places.settings_tools?.tools?.took(form);
     places.run_length?.length.took(form);

@@ -9,13 +9,13 @@ from engine.machine.known_machines import named_machine, with_figures
 MACHINE = with_figures(named_machine("RTX 4090", 52), disk_gib=500)
 
 
-def cards(**train):
+def cards(chosen="", **train):
     given = {
         "model": {"source": "m"},
         "data": {"source": "d", "max_seq_len": 512},
         "train": {"epochs": 1, "batch_size": 8, **train},
     }
-    return model_cards(TrainConfig.from_dict(given), MACHINE)
+    return model_cards(TrainConfig.from_dict(given), MACHINE, chosen)
 
 
 def test_those_that_fit_come_first_and_then_one_that_does_not():
@@ -23,6 +23,14 @@ def test_those_that_fit_come_first_and_then_one_that_does_not():
     assert [card["fits"] for card in shown] == [True] * FITTING + [False] * TOO_LARGE
     assert shown[0]["text"].startswith("fits · ") and shown[-1]["text"].startswith("lacks ")
     assert all(card["id"] in card["ids"] and card["download"] for card in shown)
+
+
+def test_the_chosen_model_stays_and_comes_first():
+    chosen = cards()[2]["id"]
+    for method in ("full", "lora"):
+        shown = cards(chosen, method=method)
+        assert chosen in shown[0]["ids"]
+        assert len({card["id"] for card in shown}) == len(shown)
 
 
 def test_adapters_fit_larger_models():
