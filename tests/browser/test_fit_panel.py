@@ -63,9 +63,10 @@ MEASURE = """
 }
 """
 DRAWN = (
-    "name => document.querySelector(`[data-fit=${name}]`)?.data"
-    "?.map(trace => [trace.name, trace.x[0]]) ?? []"
+    "name => [...document.querySelectorAll(`[data-fit=${name}] i`)]"
+    ".map(bar => [bar.title.split(': ')[0], bar.style.width])"
 )
+"""The names of a bar's segments, and their widths."""
 MODELS = (
     ("Qwen/Qwen2.5-7B", "7.62B"),
     ("Qwen/Qwen2.5-0.5B", "494M"),
@@ -249,7 +250,7 @@ def test_bars_are_drawn_with_the_items_that_are_listed_in_words(page):
         )
         assert [item for item, _ in drawn if item != "free"] == listed and len(listed) >= 2
         assert part.locator(".rs-fit-bar").get_attribute("aria-label").startswith(f"{label}: ")
-        assert part.locator(".shapelayer path").count() == 1, "the limit"
+        assert part.locator(".rs-fit-bar b").count() == 1, "the limit"
     # What was unfolded stays so, while the bar follows.
     before = page.evaluate(DRAWN, "host")
     paste(page, "model.source", "Qwen/Qwen2.5-0.5B")
@@ -326,14 +327,14 @@ def test_a_source_is_asked_for_once_it_is_entered_or_left(page):
         page.wait_for_timeout(300)
         assert not asked
         leave()
-        select(page, "train.steps")
+        select(page, "train.batch_size")
         answered(page, asked)
         # Again where Gradio is slow to take over what was typed, but never with the beginning of a
         # name.
         assert {form["shown"]["data.source"] for form in asked} == {f"assets/{name}.jsonl"}
         last = asked[-1]
         asked.clear()
-    for field in ("model.source", "data.source", "train.steps"):
+    for field in ("model.source", "data.source", "train.batch_size"):
         select(page, field)
     answered(page, asked)
     assert all(form == last for form in asked), "nothing has changed"

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from playwright.sync_api import expect
 
-from tests.browser.screen import OPENED_RUN, open_page
+from tests.browser.screen import OPENED_RUN, open_page, press
 from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 
@@ -68,7 +68,7 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     run = max(server.runs.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
     columns = yaml.safe_load(run.read_text(encoding="utf-8"))["data"]["columns"]
     assert (columns["prompt"], columns["completion"], columns["system"]) == (HOSTILE, "Wohin", None)
-    page.get_by_role("button", name="Stop and discard").click()
+    press(page, "discard")
     page.get_by_role("dialog").get_by_role("button", name="Stop and discard").click()
 
     # Going by the names again, and a row that is a text: by keyboard alone.
@@ -160,7 +160,7 @@ def test_columns_of_a_mix_are_chosen_source_by_source(page, tmp_path):
     mapping.get_by_role("button", name="Use these columns").click()
     expect(box).to_have_value(text.replace("weight: 2", "weight: 3"))
     expect(mapping.locator("[data-field=mapping-caption]")).to_contain_text(
-        "These names fit no known format"
+        "We do not know these column names"
     )
     mapping.get_by_role("button", name="Use these columns").click()
     expect(mapping.locator("summary")).to_contain_text(

@@ -89,7 +89,7 @@ def test_several_files_become_a_mix_and_a_refusal_is_told(page, server):
     )
     mix = files(page).locator("[data-part=mix] li")
     expect(mix).to_have_count(2)
-    expect(files(page).locator("li .rs-error")).to_contain_text("The name 'two.exe' is none that")
+    expect(files(page).locator("li .rs-error")).to_contain_text("two.exe is not a data file")
     expect(box(page, "data.source")).to_have_value(
         re.compile(r'\[\{"source":".*/one\.csv"\},\{"source":".*/three\.jsonl"\}\]')
     )
