@@ -9,6 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+NO_DRIVER = "NVML Shared Library Not Found"
+"""NVML's words where no driver is installed, which tell a person no more than that there is no GPU.
+"""
+
 
 @dataclass(frozen=True)
 class GpuInfo:
@@ -146,7 +150,8 @@ def _open_nvml() -> tuple[Any, str]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return None, f"No NVIDIA GPU found ({error}). Training will use the CPU."
+        why = "" if str(error) == NO_DRIVER else f" ({error})"
+        return None, f"No NVIDIA GPU found{why}. Training will use the CPU."
     return pynvml, ""
 
 

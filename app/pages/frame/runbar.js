@@ -55,7 +55,11 @@ export class RunBar {
         this.trigger = trigger;
         this.dialog = element.querySelector('[data-part="discard"]');
         const change = element.querySelector('[data-part="change"]');
-        this.change = new ChangeDialog(change, (values) => this.post("change", values), wake);
+        this.change = new ChangeDialog(change, async (values) => {
+            await this.post("change", values);
+            this.notify("Takes effect at the next step.");
+            wake();
+        });
         this.run = null;
         this.shownUntil = 0;
         this.buttons = [...element.querySelectorAll("[data-command]")];
@@ -284,10 +288,9 @@ export class RunBar {
 
 // Requests a new learning rate or number of steps; the run applies them before its next step.
 class ChangeDialog {
-    constructor(dialog, post, wake) {
+    constructor(dialog, post) {
         this.dialog = dialog;
         this.post = post;
-        this.wake = wake;
         this.rate = dialog.querySelector("[name=rate]");
         this.steps = dialog.querySelector("[name=steps]");
         this.problem = field(dialog, "problem");
@@ -320,7 +323,6 @@ class ChangeDialog {
         try {
             await this.post({ values });
             this.dialog.close();
-            this.wake();
         } catch (error) {
             this.problem.textContent = error.message;
         }

@@ -37,7 +37,7 @@ FIGURE_NAMES = {
 MEASURED = "Measured on this machine."
 MEASURED_ON_CPU = "Measured on this machine, to predict the time of a step."
 UNKNOWN = "Unknown for this GPU. The first run measures them, or Measure does."
-UNKNOWN_ON_CPU = "Not measured yet. Measure, and the time of a step is predicted."
+UNKNOWN_ON_CPU = "Measure this machine to see times (10 s)."
 
 
 def machine_facts(machine: Machine, busy: bool) -> dict[str, Any]:

@@ -17,6 +17,8 @@ export class ExportView {
         // What was exported is what a person uploads next. The next poll reads where it is.
         this.exporting.done = () => {
             for (const job of [this.exporting, this.pushing]) job.form.elements.folder.value = "";
+            // The list of exports shows it; a screen reader reads the sentence.
+            this.exporting.caption.classList.add("rs-hidden");
             this.version = null;
         };
         this.clear();
@@ -74,6 +76,7 @@ export class ExportView {
         field(this.root, "export-fault").textContent = fault;
         const list = this.root.querySelector('[data-part="exports"]');
         list.replaceChildren(...exports.map(exportNode));
+        this.exporting.form.querySelector("button").classList.toggle("rs-primary", !exports.length);
     }
 
     showBenchmarks({ rows, caption }) {
@@ -162,6 +165,7 @@ class ExportJob {
 
     report(text, isError = false) {
         this.caption.textContent = text;
+        this.caption.classList.remove("rs-hidden");
         this.caption.classList.toggle("rs-error", isError);
     }
 }

@@ -242,7 +242,8 @@ export class RunList {
         const fits = compared >= LEAST && compared <= MOST && can("compare");
         const compare = this.part("compare-open");
         compare.disabled = !fits;
-        compare.classList.toggle("rs-primary", fits);
+        const isOpen = isSame(this.comparison.ids, this.toCompare());
+        compare.classList.toggle("rs-primary", fits && !isOpen);
         compare.textContent = compared ? `Compare ${compared}` : "Compare";
         const remove = this.part("delete-open");
         remove.disabled = !count || !can("delete");
@@ -336,6 +337,8 @@ function options(select, wanted) {
 }
 
 const number = (count) => count.toLocaleString("en");
+
+const isSame = (ids, others) => String([...ids].sort()) === String([...others].sort());
 
 function aboutTicked(count, compared) {
     if (compared > MOST) return `Up to ${MOST} runs can be compared.`;

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from app.form import settings_form
 from app.labels import METHOD_LABELS
+from app.session.uploads import UPLOADS_FOLDER
 from engine.config.tree import by_dotted_name
+from engine.text import counted
 
 SHOWN_DIFFERENCES = 6
 """Largest number of settings in an entry of the queue."""
 METHOD = "train.method"
+STEPS, EPOCHS = "train.steps", "train.epochs"
 _SHOWN_ELSEWHERE = ("name", "model.source", "data.source", "data.title")
 """Settings that an entry of the queue shows anyway."""
 
@@ -30,6 +34,8 @@ def differing_settings(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for settings in known:
         names |= dict.fromkeys(settings)
     names.pop("name", None)
+    if STEPS in names:  # one of the two says how long a run is
+        names.pop(EPOCHS, None)
     rows = []
     for name in names:
         is_shared = len({_setting(settings, name) for settings in known}) == 1
@@ -67,8 +73,21 @@ def _in_words(row: dict[str, Any], text: str) -> str:
 
 
 def _setting(settings: dict[str, Any], name: str) -> str:
-    """Returns the value of a setting as a preset writes it."""
-    if name not in settings:
+    """Returns the value of a setting as a preset writes it, but the length of a run in words and an
+    upload by the name of its file. A setting without a value has an en dash.
+    """
+    value = settings.get(name)
+    if name == STEPS and settings:
+        return _length(value, settings.get(EPOCHS))
+    if value is None:
         return "–"
-    value = settings[name]
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return Path(value).name if UPLOADS_FOLDER in Path(value).parts else value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _length(steps: int | None, epochs: float | None) -> str:
+    if steps:
+        return counted(steps, "step")
+    passes = f"{epochs or 1:g}"  # without either, a run makes one pass
+    return f"{passes} {'pass' if passes == '1' else 'passes'}"

@@ -308,12 +308,14 @@ def test_a_sample_has_used_bytes_and_watts(nvml):
     assert GpuSampler(5).sample() is None
 
 
-def test_without_a_driver_the_reason_is_a_sentence(nvml, monkeypatch):
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [("Driver Not Loaded", " (Driver Not Loaded)"), ("NVML Shared Library Not Found", "")],
+)
+def test_without_a_driver_the_reason_is_a_sentence(nvml, monkeypatch, said, shown):
     def refuse():
-        raise nvml.NVMLError("Driver Not Loaded")
+        raise nvml.NVMLError(said)
 
     monkeypatch.setattr(nvml, "nvmlInit", refuse)
-    assert read_machine().notes == (
-        "No NVIDIA GPU found (Driver Not Loaded). Training will use the CPU.",
-    )
+    assert read_machine().notes == (f"No NVIDIA GPU found{shown}. Training will use the CPU.",)
     assert GpuSampler().sample() is None

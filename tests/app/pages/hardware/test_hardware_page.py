@@ -169,7 +169,7 @@ def test_without_a_gpu_nothing_is_estimated_and_no_plan_depends_on_it(tmp_path):
     tab = Tab(tmp_path, replace(MACHINE, gpus=(), notes=("There is no NVIDIA GPU.",)))
     about = tab.call("hardware").json()
     assert about["rates"]["origin"] == "unknown"
-    assert "Not measured yet" in about["rates"]["caption"]
+    assert "Measure this machine" in about["rates"]["caption"]
     assert dict(about["machine"]["pairs"])["GPU"].startswith("none")
     assert about["machine"]["notes"] == ["There is no NVIDIA GPU."]
 

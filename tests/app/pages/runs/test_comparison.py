@@ -7,7 +7,6 @@ import json
 import plotly.graph_objects as go
 import pytest
 
-from app.form.settings_form import settings
 from app.pages.runs.comparison import (
     COLORS,
     CURVE_POINTS,
@@ -26,7 +25,6 @@ from engine.runs.record.events import ExactMatchMeasured
 from tests.support import folded
 from tests.support.synthetic_run import records, run_events
 
-LABELS = {setting.dotted: setting.label for setting in settings()}
 CONFIG = TrainConfig.from_dict({"name": "Run", "model": {"source": "m"}, "data": {"source": "d"}})
 
 
@@ -109,9 +107,12 @@ def test_only_settings_that_differ_are_listed():
     other = {"train.learning_rate": 1e-4, "train.epochs": 2.0, "name": "other"}
     runs = [compared("a").settings, compared("b", settings=other).settings]
     assert differing_settings(runs) == [
-        {"name": LABELS["train.epochs"], "title": "train.epochs", "texts": ["null", "2.0"]},
+        {"name": "Train for", "title": "train.steps", "texts": ["1 pass", "2 passes"]},
         {"name": "Learning rate", "title": "train.learning_rate", "texts": ["1e-05", "0.0001"]},
     ]
+    upload = compared("b", settings={"data.source": "runs/.uploads/abc/rows.jsonl"}).settings
+    (row,) = differing_settings([compared("a").settings, upload])
+    assert row["texts"] == ["d", "rows.jsonl"]
     mix = [{"source": "a.jsonl", "weight": 2}]
     mixed = compared("b", settings={"data.source": mix}).settings
     (row,) = differing_settings([compared("a").settings, mixed])
