@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from engine.config.settings import TrainConfig
 from engine.runs.record.events import RunStarted, StateChanged, StepFinished
 from engine.runs.record.run_folder import create_run
-from tests.browser.screen import address, open_view, open_why, verdict
+from tests.browser.screen import address, open_other_settings, open_view, open_why, verdict
 from tests.support.browser import ROOT, WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 from tests.support.synthetic_run import records, run_events, step_finished, write_events
@@ -124,17 +124,17 @@ def test_pages_of_one_browser_draw_in_turn_but_wait_for_none_that_stands_still(c
         page = context.new_page()
         page.add_init_script(TURNS)
         page.set_viewport_size({"width": 1440, "height": 2600})
-        page.goto(address(server, folder.id))
+        page.goto(address(server, folder.id, "machine"))
         pages.append(page)
     for page in pages:
-        page.wait_for_function(f"({DRAWN})('tflops') > 0")
+        page.wait_for_function(f"({DRAWN})('throughput') > 0")
     for step in range(51, 57):
         write_events(
             folder.events_path,
             records([step_finished(step, 300)], folder.id, first_seq=9000 + step),
         )
         for page in pages:
-            page.wait_for_function(f"({DRAWN})('loss') >= {step}")
+            page.wait_for_function(f"({DRAWN})('throughput') >= {step}")
     turns = sorted(turn for page in pages for turn in page.evaluate("turns"))
     assert turns and all(page.evaluate("asked") >= 3 + 6 for page in pages)
     assert all(end <= begin for (_, end), (begin, _) in pairwise(turns))
@@ -145,7 +145,7 @@ def test_pages_of_one_browser_draw_in_turn_but_wait_for_none_that_stands_still(c
         "{}, () => { held(); return new Promise(() => {}); }))"
     )
     write_events(folder.events_path, records([step_finished(57, 300)], folder.id, first_seq=9100))
-    pages[1].wait_for_function(f"({DRAWN})('loss') >= 57")
+    pages[1].wait_for_function(f"({DRAWN})('throughput') >= 57")
 
 
 def test_only_what_nobody_would_see_is_drawn_later(live, server):
@@ -243,6 +243,7 @@ def test_a_diagnosis_opens_a_corrected_draft(live, server):
     offer.focus()
     page.keyboard.press("Enter")
     page.wait_for_url("**/?show=new")
+    open_other_settings(page)
     for field, value in (
         ("train-batch_size", "32"),
         ("train-steps", "200"),
