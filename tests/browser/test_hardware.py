@@ -39,8 +39,8 @@ def tab(context, server):
     """The tab with one machine beside this one, its speeds computed."""
     page = context.new_page()
     page.goto(f"{server.address}/?show=hardware")
-    expect(page.locator(".rs-chip")).not_to_have_count(0)
-    for name in page.locator(".rs-chip").all_text_contents():
+    expect(page.locator(".rs-hardware .rs-chip")).not_to_have_count(0)
+    for name in page.locator(".rs-hardware .rs-chip").all_text_contents():
         page.get_by_role("button", name=f"Remove {name.removesuffix('×')}", exact=True).click()
     add(page, "RTX 4090")
     return page
