@@ -213,7 +213,9 @@ function askAfterPauses(place) {
         clearTimeout(pause);
         pause = setTimeout(() => {
             edited.clear();
-            place.trigger("input");
+            // Gradio's form has the beginning of a name already.
+            if (place.form && isNamed(place)) check(place, place.form);
+            else place.trigger("input");
         }, wait);
     };
     // Requests a fit panel with the text in a box, which is known here well before Gradio has
@@ -235,18 +237,25 @@ function askAfterPauses(place) {
     };
 }
 
+// Whether a person is typing the name of a source, which is not entered yet.
+function isNamed({ named }) {
+    return Boolean(named) && named === document.activeElement;
+}
+
 function listenToBoxes(place) {
     document.addEventListener("input", ({ target, inputType }) => {
         // Gradio itself handles checkboxes and lists.
         if (!target.matches(`.rs-train ${BOX}`)) return;
         // The hub is not queried for each beginning of a name: unbundled sources are checked when
         // the box loses the focus or Enter is pressed.
-        if (target.matches(SOURCES) && !isKnown(place.models, target)) return;
+        place.named = target.matches(SOURCES) && !isKnown(place.models, target) ? target : null;
+        if (place.named) return;
         const isTyped = /^(insertText|delete)/.test(inputType);
         place.askFor(target, isTyped ? TYPING_PAUSE : AT_ONCE);
     });
     const leave = ({ target }) => {
         if (!target.matches(SOURCES)) return;
+        place.named = null;
         const name = settingOf(target);
         // What is wrong as before is marked again.
         const isWrong = nameOf(place.link.field) === name;
@@ -296,7 +305,7 @@ async function check(place, form) {
     if (JSON.stringify(form) !== place.opened) place.typed = true;
     trainShown();
     // On a busy machine, Gradio takes a while to receive what was typed, or to show new values.
-    place.behind = isBehind(form.shown) ? (place.behind ?? 0) + 1 : 0;
+    place.behind = !isNamed(place) && isBehind(form.shown) ? (place.behind ?? 0) + 1 : 0;
     if (place.behind && place.behind <= TIMES_BEHIND) place.ask(BEHIND);
     let fit;
     try {
