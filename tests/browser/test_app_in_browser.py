@@ -96,7 +96,7 @@ def test_the_whole_job(page, context, server):
     open_page(page, "runs")
     more_of(page, run_id).get_by_role("menuitem", name="Export").click()
     page.locator("[data-part=export] input").fill("exported")
-    page.locator("[data-part=export] form button.rs-primary").click()
+    page.locator("[data-part=export] form button").last.click()
     text = f"Exported the model of step 60 (the best weights) to {server.folder / 'exported'}."
     expect(page.locator("[data-field=export-caption]")).to_have_text(text)
     newest = page.locator(".rs-exports li").first

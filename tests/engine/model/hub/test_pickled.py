@@ -128,8 +128,8 @@ def test_pickled_code_is_refused_and_never_runs(files, poured, tmp_path):
         poured(source)
     assert str(refused.value) == (
         f"model.source: {file.name} holds pickled objects that are not tensors "
-        "(posix.mkdir), and pickled code is never run; give a folder or hub id with "
-        "safetensors weights."
+        "(posix.mkdir), and pickled code is never run; give a folder or Hugging Face "
+        "id with safetensors weights."
     )
     assert not place.exists()
     torch.load(file, weights_only=False)

@@ -311,7 +311,7 @@ def test_training_on_from_the_command_line(capsys, stopped_run, runs):
     new = next(run for run in list_runs(runs) if run.id != stopped_run.id)
     config = open_run(runs, new.id).config
     assert config.data.max_seq_len == 16
-    assert config.name == "Tiny"
+    assert config.name == "Tiny 2"
     assert new.step == 2
     assert config.model.start_from == str(stopped_run.folder.path.resolve())
     code, _, sentence = command(

@@ -80,9 +80,9 @@ def test_list_page_and_terminal_say_so_until_it_is_exported(unexported, runs):
     shown = head_of(session, run.id)
     assert shown["bar"]["word"] == "Finished, export failed" and shown["bar"]["tone"] == "warn"
     assert ended.export_failed in shown["bar"]["sentence"]
-    assert "its export failed" in shown["result"]["title"]
-    assert shown["result"]["actions"][0] == "export-again"
-    assert ended.export_failed in shown["result"]["of"]
+    assert "its export failed" in shown["head"]["title"]
+    assert shown["head"]["actions"][0] == "export-again"
+    assert ended.export_failed in shown["head"]["of"]
 
     run.folder.export_path.unlink()
     target = run_details(run.folder)["export"]["folder"]

@@ -175,7 +175,7 @@ def test_a_run_without_checkpoints_keeps_its_export_alone(tmp_path):
     lines = [line.text for line in events_of(run, LogLine)]
     assert "Nothing was saved, as output.checkpoint is none." in lines
     assert not any("keeps nothing" in line for line in lines)
-    full = started(tmp_path, **{"output.export": True})
+    full = started(tmp_path / "full", **{"output.export": True})
     assert execute(full).state == "finished"
     assert exported(full.folder.export_path) == exported(run.folder.export_path)
 
