@@ -82,7 +82,7 @@ def test_list_page_and_terminal_say_so_until_it_is_exported(unexported, runs):
     assert ended.export_failed in shown["bar"]["sentence"]
     assert "its export failed" in shown["head"]["title"]
     assert shown["head"]["actions"][0] == "export-again"
-    assert ended.export_failed in shown["head"]["of"]
+    assert ended.export_failed in shown["head"]["text"]
 
     run.folder.export_path.unlink()
     target = run_details(run.folder)["export"]["folder"]
