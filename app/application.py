@@ -47,8 +47,8 @@ from app.server.page_files import (
     first_script,
     head,
     page_address,
-    plotly_address,
 )
+from app.server.plotly_js import plotly_address
 from app.server.quicker_gradio import quicker_routes
 from app.server.session_routes import session_routes
 from app.session.data_in import DataIn

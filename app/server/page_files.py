@@ -7,12 +7,9 @@ included, and asks for nothing twice.
 from __future__ import annotations
 
 import functools
-import gzip
 import hashlib
 from pathlib import Path
 
-import brotli
-from plotly.offline import get_plotlyjs
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -20,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.server.bundle import bundled_scripts, bundled_styles
+from app.server.plotly_js import compressed_plotly, plotly_address
 
 APP = Path(__file__).parent.parent
 FOREVER = "public, max-age=31536000, immutable"
@@ -84,38 +82,16 @@ def head() -> str:
     )
 
 
-def _plotly() -> bytes:
-    """Returns plotly.js of the installed package.
-
-    The comment before it is Chromium's explicit compile hint. Nearly all functions of plotly.js are
-    called as it loads, so the browser compiles them on another thread while the file arrives. The
-    page is then blocked for only a seventh of the time.
-    """
-    return b"//# allFunctionsCalledOnLoad\n" + get_plotlyjs().encode()
-
-
-@functools.cache
-def _compressed_plotly(coding: str) -> bytes:
-    """Returns plotly.js in a content coding: `br`, which is a seventh smaller, or `gzip`."""
-    return brotli.compress(_plotly(), quality=5) if coding == "br" else gzip.compress(_plotly(), 5)
-
-
-@functools.cache
-def plotly_address() -> str:
-    """Returns the address of plotly.js, which is different for each version."""
-    return f"/ramstream/plotly-{hashlib.sha256(_plotly()).hexdigest()[:12]}.js"
-
-
 def file_routes() -> list[Route]:
     """Returns the routes of plotly.js and of our own files."""
-    _compressed_plotly("br")  # the first chart need not wait for it
+    compressed_plotly("br")  # the first chart need not wait for it
 
     async def plotly(request: Request) -> Response:
         # Browsers take no Brotli from another machine without https.
         knows_brotli = "br" in request.headers.get("accept-encoding", "")
         coding = "br" if knows_brotli else "gzip"
         return Response(
-            await run_in_threadpool(_compressed_plotly, coding),
+            await run_in_threadpool(compressed_plotly, coding),
             media_type="text/javascript",
             headers={
                 "cache-control": FOREVER,

@@ -21,8 +21,8 @@ from app.server.page_files import (
     first_script,
     page_address,
     page_files,
-    plotly_address,
 )
+from app.server.plotly_js import plotly_address
 from engine.config.settings import TrainConfig
 from engine.runs.record.run_folder import create_run
 from tests.support.served import ADDRESS, served
