@@ -361,7 +361,7 @@ def test_a_phone_shows_the_run_first_and_has_buttons_for_fingers(opened):
         assert button.bounding_box()["height"] >= FINGER
     tops = [
         page.locator(f".rs-bar [data-field={name}]").bounding_box()["y"]
-        for name in ("word", "step", "left")
+        for name in ("word", "step")
     ]
     assert max(tops) < 200
     open_place(page, "overview")

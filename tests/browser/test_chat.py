@@ -173,6 +173,8 @@ def test_a_complete_answer_stays_when_an_older_state_of_the_chat_comes_late(
     page.goto(address(server, run_id, "chat"))
     chat = page.locator(".rs-chat")
     expect(chat.get_by_label("Weights").locator("option")).not_to_have_count(0)
+    chat.get_by_role("button", name="New chat").click()
+    expect(chat.locator(".rs-chat-turn")).to_have_count(0)
     chat.get_by_label("Compare with the model before training").uncheck()
     ask(page, "say after two")
     done = chat.locator(".rs-chat-answer[data-state=done]")

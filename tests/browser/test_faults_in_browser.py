@@ -211,11 +211,12 @@ def test_a_server_that_is_killed_and_started_again(own):
     press(page, "stop")
     expect(state(page)).to_have_text("Stopped")
 
-    # A detached run makes steps while no server lives, and the next one finds it.
-    open_page(page, "new")
-    fill(page, "name", "Detached")
-    fill(page, "train.steps", "20000")
-    page.wait_for_timeout(500)
+
+def test_a_detached_run_goes_on_without_a_server_and_ctrl_c_stops_and_saves(own):
+    """A detached run makes steps while no server lives, and the next one finds it."""
+    server, context = own
+    page = opened(context, server)
+    prepare(page, "Detached", 20_000)
     page.get_by_label("Keep training if I close Ramstream").check()
     detached = RunFolder(server.runs / start(page))
     wait_for_points(page, least=3)

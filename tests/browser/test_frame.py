@@ -96,9 +96,7 @@ def test_every_place_has_an_address_and_back_forward_and_a_reload_find_it(contex
 
     # Without a run, the one that goes on; addresses of earlier versions go on working.
     for old, view, name in (
-        ("view=machine", "machine", "Going"),
         ("tab=live", "overview", "Going"),
-        (f"run={over.id}&tab=live", "overview", "Over"),
         (f"tab=talk&run={over.id}", "chat", "Over"),
         (f"run={over.id}&step=10&view=machine", "machine", "Over"),
     ):
@@ -106,8 +104,6 @@ def test_every_place_has_an_address_and_back_forward_and_a_reload_find_it(contex
         expect(current(other, view_link(view))).to_be_visible()
         expect(bar(other, "name")).to_have_text(name)
     expect(other.locator("[data-timeline=number]")).to_have_text("Step 10")
-    other.goto(f"{server.address}/?tab=hardware")
-    expect(current(other, ".rs-nav > a")).to_have_text("Hardware")
     other.goto(f"{server.address}/?show=talk")
     expect(current(other, ".rs-nav > a")).to_have_text("Chat")
 
