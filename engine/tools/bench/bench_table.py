@@ -11,6 +11,8 @@ from engine.tools.bench.steady import warm_up_text
 
 Row = tuple[str, str]
 """Name and value of a row, both as text."""
+LEAST_BUSY_SECONDS = 5e-5
+"""A lane that is busy for less would be shown with 0.0 ms, and is left out."""
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -151,7 +153,11 @@ def _steps_text(figures: dict[str, Any]) -> str:
 
 def _wait_rows(s: dict[str, Any]) -> list[Row]:
     exposed = [f"{name} {1e3 * seconds:,.1f} ms" for name, seconds in s["exposed"].items()]
-    busy = [f"{lane} {_seconds(seconds)}" for lane, seconds in s["busy"].items()]
+    busy = [
+        f"{lane} {_seconds(seconds)}"
+        for lane, seconds in s["busy"].items()
+        if seconds >= LEAST_BUSY_SECONDS
+    ]
     share = s["exposed_share"]
     of_step = "" if share is None else f"{_percent(share)} of the step: "
     rows = [

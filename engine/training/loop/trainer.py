@@ -445,13 +445,14 @@ class Trainer:
         A stop is obeyed by the caller, which then needs this checkpoint as well. If the wait is
         part of such a stop (`is_stopping`), another stop ends the run without the checkpoint.
         """
-        self._state(
-            "paused",
-            wait_text(lacks, step, is_stopping),
-            "stop" if is_stopping else "checkpoint",
-        )
-        space = DiskSpaceWatch(lacks)
+        # It takes calls before others read that it is paused.
         with contextlib.nullcontext() if self._paused.is_open else self._paused.opened():
+            self._state(
+                "paused",
+                wait_text(lacks, step, is_stopping),
+                "stop" if is_stopping else "checkpoint",
+            )
+            space = DiskSpaceWatch(lacks)
             while not space.found():
                 try:
                     commands = self._commands()
