@@ -7,9 +7,11 @@ const FOLLOWED = ["model.source", "data.source", "train.batch_size", "train.meth
 
 export class DerivedDefaults {
     // nameOf: returns the dotted name of the setting that a box shows. form: returns the form as
-    // last checked. fill: changes settings. note: shows sentences.
-    constructor({ nameOf, form, fill, note }) {
-        Object.assign(this, { nameOf, form, fill, note });
+    // last checked. fill: changes settings. note: shows sentences. done: is called when what
+    // follows is known, and is nothing.
+    constructor({ nameOf, form, fill, note, done }) {
+        Object.assign(this, { nameOf, form, fill, note, done });
+        this.deriving = 0; // questions under way
         this.preset = undefined;
         this.rates = {}; // the learning rate that each method of training had
         this.known = {}; // the values of `FOLLOWED` that the other settings belong to
@@ -48,6 +50,10 @@ export class DerivedDefaults {
         return isOwn;
     }
 
+    get isDeriving() {
+        return this.deriving > 0;
+    }
+
     left(box) {
         const name = box.matches?.(".rs-train input, .rs-train textarea") && this.nameOf(box);
         const form = this.form();
@@ -69,7 +75,14 @@ export class DerivedDefaults {
         if (name === "data.source") this.chosen = value;
         const after = { ...shown, [name]: value };
         // An answer that does not arrive changes nothing: a run would still say what is wrong.
+        this.deriving += 1;
         const answer = await send("/api/derived", { before, after }).catch(() => null);
+        this.deriving -= 1;
+        this.take(name, before, value, answer);
+        this.done();
+    }
+
+    take(name, before, value, answer) {
         if (!answer || this.known[name] !== value) return;
         if (name === "train.method") this.restoreRate(before, value, answer.changes);
         this.note(answer.notes);

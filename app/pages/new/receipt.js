@@ -3,6 +3,7 @@
 
 import { el, field, send, setText } from "../../shared/dom.js";
 
+const CHECKING = "Checking …";
 const POLL = 500; // ms between two looks at a measurement under way
 
 export class Receipt {
@@ -10,6 +11,9 @@ export class Receipt {
     constructor(element, measured) {
         this.root = element.querySelector(".rs-fit-panel");
         this.measured = measured;
+        this.asking = true;
+        this.words = CHECKING;
+        this.headline = "";
         this.part("unfold").addEventListener("click", () => this.unfold());
         this.part("measure").addEventListener("click", () => this.measure());
     }
@@ -23,15 +27,25 @@ export class Receipt {
         this.part("unfold").setAttribute("aria-expanded", String(isOpen));
     }
 
-    // A verdict that is being asked for anew shows that it is one of before.
-    isAsking(isAsking) {
+    // While settings are being checked, the verdict on others is not shown. words: what stands in
+    // its place, which is as high as it is.
+    isAsking(isAsking, words = CHECKING) {
         this.asking = isAsking;
+        this.words = words;
+        const title = field(this.root, "headline");
+        title.style.minHeight = isAsking ? `${title.offsetHeight}px` : "";
         this.root.setAttribute("aria-busy", String(isAsking));
+        this.write();
+    }
+
+    write() {
+        setText(field(this.root, "headline"), this.asking ? this.words : this.headline);
     }
 
     show({ tone, headline, clock, job }) {
         this.root.dataset.tone = tone;
-        setText(field(this.root, "headline"), headline);
+        this.headline = headline;
+        this.write();
         field(this.root, "job").replaceChildren(...job.map((line) => el("li", {}, line)));
         this.part("clock").hidden = !clock.text;
         this.part("clock").title = clock.why;

@@ -2,7 +2,7 @@
 // data; and requests a fit panel whenever the form has changed.
 
 import { el, field, isShown, send } from "../../shared/dom.js";
-import { give } from "./changes.js";
+import { give, whenGiven } from "./changes.js";
 import { DerivedDefaults } from "./derived_defaults.js";
 import { FieldLink } from "./field_link.js";
 import { differ, findingOn, isOf, withFinding } from "./finding.js";
@@ -15,6 +15,7 @@ import { drawPreview } from "./preview.js";
 import { Receipt } from "./receipt.js";
 import { RunLength } from "./run_length.js";
 import { SettingsTools } from "./settings_tools.js";
+import { StartGate } from "./start_gate.js";
 import { isKnown, MODEL, Suggestions } from "./suggestions.js";
 import { Task } from "./task.js";
 
@@ -24,9 +25,11 @@ const TIMES_PAUSE = 250; // a fit panel stands, and its suggestions have no time
 const AT_ONCE = 20; // something was chosen or pasted
 const TOGETHER = 5; // Gradio has sent the form, which it may do again
 const RETRY = 2000; // the server did not answer
+const LOST = 10000; // what was chosen has not arrived in the form
 const BEHIND = 100; // Gradio has not yet received what the boxes show
 const TIMES_BEHIND = 50; // this many attempts
 const TIMES_OLDER = 3; // at most this many repeated requests for a preview of an older form
+const TO_ENTER = "Press Enter to check";
 const AWAY = "The server does not answer; what you type is kept here and checked when it does.";
 const BOX = '[data-testid="textbox"]';
 const SOURCES = `:is(#field-model-source, #field-data-source) ${BOX}`;
@@ -127,6 +130,7 @@ function mountVerdict(place) {
     place.models = place.props.value.models;
     place.parts = new Map();
     place.receipt = new Receipt(place.element, () => place.ask(AT_ONCE));
+    place.gate = new StartGate(() => place.receipt.asking);
     place.link = new FieldLink(place.element.querySelector('[data-part="to-field"]'));
     askAfterPauses(place);
     listenToBoxes(place);
@@ -136,7 +140,9 @@ function mountVerdict(place) {
         form: () => place.form,
         fill,
         note: (notes) => writeRunLength("derived", notes.join(" ")),
+        done: () => settle(place),
     });
+    whenGiven(() => chosen(place));
     takeForms(place);
 }
 
@@ -206,13 +212,12 @@ async function countRows(source) {
 // pause.
 function askAfterPauses(place) {
     let pause;
-    const edited = new Set();
+    place.edited = new Set(); // boxes whose text no check knows yet
     // Makes Gradio pass on the form.
     place.ask = (wait) => {
-        place.receipt.isAsking(true);
         clearTimeout(pause);
         pause = setTimeout(() => {
-            edited.clear();
+            place.edited.clear();
             // Gradio's form has the beginning of a name already.
             if (place.form && isNamed(place)) check(place, place.form);
             else place.trigger("input");
@@ -221,20 +226,55 @@ function askAfterPauses(place) {
     // Requests a fit panel with the text in a box, which is known here well before Gradio has
     // received it and passed on the form.
     place.askFor = (box, wait) => {
+        changed(place);
         if (!place.form) {
             place.ask(wait);
             return;
         }
-        place.receipt.isAsking(true);
-        edited.add(box);
+        place.edited.add(box);
         clearTimeout(pause);
         pause = setTimeout(() => {
-            const typed = [...edited].map((each) => [settingOf(each), each.value]);
-            edited.clear();
+            const typed = [...place.edited].map((each) => [settingOf(each), each.value]);
+            place.edited.clear();
             const shown = { ...place.form.shown, ...Object.fromEntries(typed) };
             check(place, { ...place.form, shown });
         }, wait);
     };
+}
+
+// ---------------------------------------------------------------- a verdict of other settings
+
+// Settings have changed: from here on, the verdict that stands is one of other settings. The
+// request that is under way, if any, is about those too.
+function changed(place, words) {
+    place.asking?.abort();
+    place.receipt.isAsking(true, words);
+}
+
+// Something was chosen that Gradio fills into the form, which it passes on later.
+function chosen(place) {
+    changed(place);
+    clearTimeout(place.lost);
+    place.awaits = true;
+    place.lost = setTimeout(() => {
+        place.awaits = false;
+        place.ask(AT_ONCE);
+    }, LOST);
+}
+
+function arrived(place) {
+    clearTimeout(place.lost);
+    place.awaits = false;
+}
+
+// Shows the verdict once it is about all that was chosen and typed.
+function settle(place) {
+    if (place.checked !== place.form) return; // asked for now
+    const isBehind = place.behind > 0 && place.behind <= TIMES_BEHIND;
+    const waits = place.awaits || place.named || place.edited.size || isBehind;
+    if (waits || place.defaults.isDeriving) return;
+    place.receipt.isAsking(false);
+    place.gate.release(place.props.value);
 }
 
 // Whether a person is typing the name of a source, which is not entered yet.
@@ -249,17 +289,23 @@ function listenToBoxes(place) {
         // The hub is not queried for each beginning of a name: unbundled sources are checked when
         // the box loses the focus or Enter is pressed.
         place.named = target.matches(SOURCES) && !isKnown(place.models, target) ? target : null;
-        if (place.named) return;
+        if (place.named) {
+            changed(place, TO_ENTER);
+            return;
+        }
         const isTyped = /^(insertText|delete)/.test(inputType);
         place.askFor(target, isTyped ? TYPING_PAUSE : AT_ONCE);
     });
     const leave = ({ target }) => {
         if (!target.matches(SOURCES)) return;
+        const wasNamed = place.named === target;
         place.named = null;
         const name = settingOf(target);
         // What is wrong as before is marked again.
         const isWrong = nameOf(place.link.field) === name;
-        if (place.form?.shown[name] !== target.value || isWrong) place.ask(AT_ONCE);
+        const isNew = place.form?.shown[name] !== target.value;
+        if (isNew || wasNamed) changed(place);
+        if (isNew || wasNamed || isWrong) place.ask(AT_ONCE);
     };
     document.addEventListener("focusout", leave);
     document.addEventListener("keydown", (event) => {
@@ -274,11 +320,19 @@ function takeForms(place) {
     let soon;
     window.ramstreamForms = {
         push: (form) => {
+            if (form.settled) arrived(place);
+            if (isChange(place, form)) changed(place);
             clearTimeout(soon);
             soon = setTimeout(() => check(place, form), TOGETHER);
         },
+        choosing: () => chosen(place),
     };
     for (const form of given) window.ramstreamForms.push(form);
+}
+
+// Whether a form has other settings than the one that was checked last.
+function isChange(place, { shown }) {
+    return !place.form || differ(shown, place.form.shown);
 }
 
 // The dotted name of the setting that a box shows.
@@ -290,7 +344,7 @@ async function check(place, form) {
     place.asking?.abort();
     place.asking = new AbortController();
     const { signal } = place.asking;
-    place.receipt.isAsking(true);
+    if (isChange(place, form)) place.receipt.isAsking(true);
     place.form = form;
     place.link.took((id) => form.shown[nameOf(id)]);
     place.defaults.took(form);
@@ -317,7 +371,9 @@ async function check(place, form) {
     }
     if (signal.aborted) return;
     place.answer = fit;
+    place.checked = form;
     judge(place);
+    settle(place);
     if (fit.to_be_timed) await askForTimes(place, form, signal);
 }
 
@@ -337,7 +393,6 @@ async function askForTimes(place, form, signal) {
 function judge(place) {
     place.finding = findingOn(place.form, places.preview?.read);
     const fit = withFinding(place.answer, place.finding);
-    place.receipt.isAsking(false);
     drawFit(place, fit);
     offer(place, fit);
 }

@@ -27,9 +27,11 @@ OPENED = "() => { window.ramstreamOpened = true; }"
 # that it has not made yet. A backslash at the end of a line joins it to the next one.
 ASK = """(preset, ...values) => {
   if (!window.ramstreamOpened) return;
-  (window.ramstreamForms ??= []).push({preset, \
+  (window.ramstreamForms ??= []).push({preset, settled: SETTLED, \
 shown: Object.fromEntries(FIELDS.map((name, index) => [name, values[index]]))});
 }"""
+# Tells `train.js` that a preset was chosen, whose settings will follow.
+CHOOSING = "() => { window.ramstreamForms?.choosing?.(); }"
 # Shows what a fit panel allows: Start, or in its place Add to queue while another run trains.
 OFFER = """({can_start, can_queue, queue_text}) => [
   {__type__: 'update', interactive: can_start, visible: !can_queue},
@@ -80,8 +82,11 @@ class TrainEvents:
         self._bar = parts.bar
         self._names = list(parts.panel.fields)
         self._fields = list(parts.panel.fields.values())
+        form = [parts.panel.preset, *self._fields]
         ask = _filled_in(ASK, {"FIELDS": self._names})
-        self._ask = in_page(ask, [parts.panel.preset, *self._fields])
+        self._ask = in_page(_filled_in(ask, {"SETTLED": False}), form)
+        self._ask_settled = in_page(_filled_in(ask, {"SETTLED": True}), form)
+        """The same behind what was filled into the form, which then has it."""
         self._inputs: set[Any] = {*self._fields, parts.panel.preset}
         self._numbers = count()
         self._newest: dict[str | None, int] = {}  # of the previews under way, by page
@@ -138,10 +143,11 @@ class TrainEvents:
         panel = self._panel
         # Not `.input`: Gradio sends that too when the list loses the focus, and the preset would
         # take the place of what a person has typed.
+        panel.preset.select(**in_page(CHOOSING, None))
         loaded = panel.preset.select(
             self.load_preset, panel.preset, [*self._fields, panel.about], **QUIET
         )
-        loaded.then(**self._ask).then(self.preview, **self._previewed)
+        loaded.then(**self._ask_settled).then(self.preview, **self._previewed)
         # `settings_tools.js` triggers this when a preset was saved or deleted.
         panel.tools.submit(
             self.list_presets, panel.tools, [panel.preset, panel.about], **QUIET
@@ -152,7 +158,7 @@ class TrainEvents:
         fill = in_page(_filled_in(MAP, {"FIELDS": self._names}), None, [*self._fields])
         for place in (self._panel.preview, self._panel.files):
             filled = place.input(**fill, trigger_mode="multiple")
-            filled.then(**self._ask).then(self.preview, **self._previewed)
+            filled.then(**self._ask_settled).then(self.preview, **self._previewed)
 
     def _open_with_the_draft(self, page: gr.Blocks) -> None:
         panel = self._panel
