@@ -1,5 +1,5 @@
-// Start and Add to queue wait for the verdict: a click on one, while settings are being checked, takes
-// effect when these fit.
+// Start and Add to queue wait for the verdict: a click on one, while settings are being checked,
+// takes effect when these fit.
 
 const BUTTONS = "#start, #add-to-queue";
 const LOOK = 20; // ms between two looks whether Gradio has drawn the button anew
