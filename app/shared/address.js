@@ -49,15 +49,15 @@ export function addressOf({ page, view, run, step }) {
     return `${location.pathname}?${query}`;
 }
 
-// Calls `go(link)` for clicks on links in `root` that match `selector`. A click that opens a link
-// elsewhere, as with Ctrl, stays the browser's.
+// Calls `go(link, event)` for clicks on links in `root` that match `selector`. A click that opens a
+// link elsewhere, as with Ctrl, stays the browser's.
 export function followLinks(root, selector, go) {
     root.addEventListener("click", (event) => {
         const link = event.target.closest(selector);
         const isElsewhere = event.ctrlKey || event.metaKey || event.shiftKey || event.altKey;
         if (!link || isElsewhere || event.button !== 0) return;
         event.preventDefault();
-        go(link);
+        go(link, event);
     });
 }
 

@@ -26,16 +26,31 @@ export class Menu {
             this.button?.setAttribute("aria-expanded", String(isOpen));
             if (!isOpen && this.node.contains(document.activeElement)) this.button?.focus();
         });
+        this.node.addEventListener("focusout", ({ relatedTarget }) => {
+            if (relatedTarget && !this.node.contains(relatedTarget)) this.close();
+        });
+        // The press closes the menu before the click reaches its button.
+        document.addEventListener("pointerdown", ({ target }) => {
+            this.isPressed = this.isOpen() && Boolean(this.button?.contains(target));
+        });
         document.addEventListener("scroll", () => this.scrolled(), {
             capture: true,
             passive: true,
         });
     }
 
+    isOpen() {
+        return this.node.matches(":popover-open");
+    }
+
     // items: objects with the name of the action (act), a label, whether it is dangerous, and
-    // work(button), which is called with the button of the menu.
+    // work(button), which is called with the button of the menu. A second click closes the menu.
     open(button, label, items) {
+        const wasOpen = this.isPressed && button === this.button;
+        this.isPressed = false;
+        if (wasOpen) return;
         const { node } = this;
+        this.button?.setAttribute("aria-expanded", "false");
         this.button = button;
         node.setAttribute("aria-label", label);
         node.replaceChildren(...items.map((item) => this.item(item)));
@@ -52,7 +67,7 @@ export class Menu {
     }
 
     close() {
-        if (this.node.matches(":popover-open")) this.node.hidePopover();
+        if (this.isOpen()) this.node.hidePopover();
     }
 
     item({ act, label, isDangerous, work }) {

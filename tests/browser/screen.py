@@ -20,7 +20,7 @@ OPENED_RUN = re.compile(r"run=[\w-]+&view=overview")
 """The address of a page after Start."""
 NEW_FORM = re.compile(r"(show=new|tab=train)")
 """The address of a page that shows the form with a run's settings."""
-MENUS = {"stop": "Stop", "discard": "Stop", "save": "More", "change": "More"}
+MENUS = {"stop": "stop", "discard": "stop", "save": "more", "change": "more"}
 """The menus that have these requests to a run."""
 POINTS = "name => document.querySelector(`[data-figure=${name}]`)?.data?.[0]?.x.length ?? 0"
 
@@ -101,10 +101,16 @@ def note(page: Page):
 
 
 def press(page: Page, command: str) -> None:
-    menu = MENUS.get(command)
-    if menu is not None:
-        page.locator(".rs-actions").get_by_role("button", name=menu, exact=True).click()
-    page.locator(f".rs-actions [data-command={command}]").click()
+    if command in MENUS:
+        open_menu(page, MENUS[command]).locator(f"[data-act={command}]").click()
+    else:
+        page.locator(f".rs-actions [data-command={command}]").click()
+
+
+def open_menu(page: Page, name: str) -> Locator:
+    """Opens a menu of the line over a run, and returns it."""
+    page.locator(f".rs-actions [data-menu={name}]").click()
+    return page.locator(".rs-bar .rs-menu:popover-open")
 
 
 def row_of(page: Page, run_id: str):

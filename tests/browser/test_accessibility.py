@@ -122,22 +122,23 @@ def test_a_run_is_made_by_keyboard_alone(page, server):
     expect(state).to_have_text("Paused")
     expect(page.locator("[data-command=resume]")).to_be_focused()
     expect(page.locator(".rs-bar [data-field=announced]")).to_contain_text("Paused")
-    more, stop = ".rs-actions .rs-dots > button", "[data-menu~=stop] > button"
+    more, stop = ".rs-actions [data-menu=more]", ".rs-actions [data-menu=stop]"
     go(page, more, 4)
     press("Enter")
-    go(page, "[data-command=save]", 3)
+    expect(page.locator(".rs-menu [data-act=save]")).to_be_focused()
     press("Space")
     page.wait_for_timeout(1500)  # nothing can be asked for until the run has taken it
     expect(page.locator(more)).to_be_focused()
     press("Enter")
-    go(page, "[data-command=change]", 4)
+    press("ArrowDown")
+    expect(page.locator(".rs-menu [data-act=change]")).to_be_focused()
     press("Enter")
     expect(page.get_by_role("dialog", name="Edit this run")).to_be_visible()
     press("Escape")
     expect(page.locator(more)).to_be_focused()
     go(page, stop, 4, "Shift+Tab")
     press("Enter")
-    go(page, "[data-command=stop]", 3)
+    expect(page.locator(".rs-menu [data-act=stop]")).to_be_focused()
     press("Enter")
     expect(state).to_have_text("Stopped")
     expect(page.locator(".rs-bar [data-field=announced]")).to_contain_text("Stopped")
@@ -229,16 +230,16 @@ def test_no_dialog_and_no_form_has_a_serious_finding(opened):
     look(page, "queue and comparison", ".rs-runs", findings)
     dialogs = {
         "delete": finished.locator("[data-act=more]"),
-        "change": page.locator(".rs-actions .rs-dots > button"),
-        "discard": page.locator("[data-menu~=stop] > button"),
+        "change": page.locator(".rs-actions [data-menu=more]"),
+        "discard": page.locator(".rs-actions [data-menu=stop]"),
     }
     for name, button in dialogs.items():
         button.click()
         if name == "delete":
             page.locator(".rs-menu [data-act=delete]").click()
         else:
-            look(page, f"menu with {name}", ".rs-actions", findings)
-            page.locator(f"[data-command={name}]").click()
+            look(page, f"menu with {name}", ".rs-bar", findings)
+            page.locator(f".rs-bar .rs-menu [data-act={name}]").click()
         dialog = page.locator(f"dialog[data-part={name}]")
         expect(dialog).to_be_visible()
         look(page, name, f"dialog[data-part={name}]", findings)

@@ -50,6 +50,10 @@ expect.set_options(timeout=WAIT_MILLISECONDS)
 
 OFFLINE_SECONDS = float(os.environ.get("RAMSTREAM_OFFLINE_SECONDS", "8"))
 WINDOW = {"width": 1440, "height": 900}
+STOP = """() => {
+  document.querySelector('.rs-actions [data-menu=stop]').click();
+  document.querySelector('.rs-bar .rs-menu [data-act=stop]').click();
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +79,8 @@ def test_a_page_that_is_closed_offline_or_asleep_costs_a_run_nothing_and_two_may
     page.wait_for_timeout(500)
     context.set_offline(True)
     expect(note(page)).to_contain_text("Connection lost; trying again.")
-    for command in ("pause", "stop"):
-        expect(page.locator(f".rs-actions [data-command={command}]")).to_be_disabled()
+    for name in ("Pause", "Stop"):
+        expect(page.get_by_role("button", name=name, exact=True)).to_be_disabled()
     expect(page.locator("#start")).to_be_disabled()
     expect(page.locator(".rs-why-not")).to_contain_text("The server does not answer")
     box(page, "name").fill("")
@@ -94,8 +98,8 @@ def test_a_page_that_is_closed_offline_or_asleep_costs_a_run_nothing_and_two_may
     open_run(page, folder.id)
     wait_for_points(page, least=done)
     shows_every_step(page)
-    for command in ("pause", "stop"):
-        expect(page.locator(f".rs-actions [data-command={command}]")).to_be_enabled()
+    for name in ("Pause", "Stop"):
+        expect(page.get_by_role("button", name=name, exact=True)).to_be_enabled()
 
     # Asleep, as the browser does it to a tab.
     devtools = context.new_cdp_session(page)
@@ -129,7 +133,7 @@ def test_a_page_that_is_closed_offline_or_asleep_costs_a_run_nothing_and_two_may
     press(page, "pause")
     expect(state(second)).to_have_text("Paused")
     for each in (page, second):  # neither waits for the other's answer
-        each.evaluate("document.querySelector('.rs-actions [data-command=stop]').click()")
+        each.evaluate(STOP)
     for each in (page, second):
         expect(state(each)).to_have_text("Stopped")
         expect(note(each)).to_be_hidden()
@@ -144,7 +148,7 @@ def test_a_page_that_is_closed_offline_or_asleep_costs_a_run_nothing_and_two_may
     for each in (page, second):
         expect(state(each)).to_have_text("Running")
     page.evaluate("document.querySelector('.rs-actions [data-command=pause]').click()")
-    second.evaluate("document.querySelector('.rs-actions [data-command=stop]').click()")
+    second.evaluate(STOP)
     for each in (page, second):
         expect(state(each)).to_have_text("Stopped")
     assert len([r for r in replay(folder.events_path) if isinstance(r.event, RunStarted)]) == 2

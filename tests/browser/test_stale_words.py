@@ -20,7 +20,7 @@ REFUSED = """window.Notification = class {
   static requestPermission() { return Promise.resolve(Notification.permission = 'denied'); }
 };"""
 NEXT = "20990101-000000-next"
-BUSY = "Next is training. Pause it to chat, or wait until it ends."
+BUSY = "Next is training."
 
 
 def test_chat_the_line_over_a_run_and_the_switch_say_what_is_true_now(blank, server):
@@ -59,7 +59,7 @@ def test_chat_the_line_over_a_run_and_the_switch_say_what_is_true_now(blank, ser
     expect(other).to_contain_text("Next is training.")
     expect(other.get_by_role("button", name="Show it")).to_be_visible()
     open_view(page, "chat")
-    needed = page.locator(".rs-chat-busy")
+    needed = page.locator(".rs-chat-closed")
     expect(needed).to_contain_text(BUSY)
     needed.get_by_role("button", name="Pause and chat").click()
     expect(needed).to_be_hidden()

@@ -12,6 +12,8 @@ const FOLDER = ":folder";
 const CURRENT = "current"; // the weights of a paused run
 const SIDES = ["base", "tuned"];
 const NO_WEIGHTS = "No run has saved weights yet. Save a checkpoint, or choose a folder.";
+const NONE_SAVED = "This run has saved no weights, so it cannot answer.";
+const PAUSING = "Pausing after this step…";
 const NO_TEMPLATE = "This model has no chat template: it continues your text as it stands.";
 const NUMBERS = ["max_new_tokens", "temperature", "top_p", "seed"];
 
@@ -23,7 +25,10 @@ export class Chat {
         this.turns = [];
         this.runs = null; // the runs with weights, by id; null before they are known
         this.run = null; // the run whose view this is
-        this.lacks = false; // whether that run has no weights
+        this.lacks = false; // whether the run of this chat has no weights
+        this.busy = ""; // a sentence on the run that needs the machine
+        this.isClosed = false; // whether nobody can answer for now
+        this.wantsFocus = false; // the message box gets the focus once it can be used
         this.choice = null; // the weights that the chat is with
         this.minutes = 10;
         this.readAt = Number.NEGATIVE_INFINITY;
@@ -46,6 +51,7 @@ export class Chat {
         for (const name of ["who", "how"]) on(name, "submit", (event) => event.preventDefault());
         on("who", "change", ({ target }) => {
             if (target.name === "run") this.showWeights();
+            this.showClosed();
             this.showChosen();
         });
         on("how", "input", () => this.showHow());
@@ -83,7 +89,8 @@ export class Chat {
         try {
             const [choices] = await Promise.all([send("/api/chat/choices"), this.read()]);
             this.minutes = choices.idle_minutes;
-            this.showBusy(choices);
+            this.busy = choices.busy;
+            this.part("closed").dataset.pause = choices.pause;
             // An answer may come after the person has left that view and chosen other weights.
             if (run === this.run) this.list(choices.runs, run, asked);
         } catch (error) {
@@ -96,26 +103,36 @@ export class Chat {
         const isFirst = this.runs === null;
         this.listRuns(runs, isFirst);
         if (isFirst && this.choice) this.choose(this.choice);
-        this.lacks = run !== null && !this.runs.has(run);
-        if (run !== null && !this.lacks && this.who.run.value !== run) this.choose({ run_id: run });
-        this.part("none").hidden = !this.lacks;
-        this.part("who").hidden = this.lacks;
+        if (this.runs.has(run) && this.who.run.value !== run) this.choose({ run_id: run });
         if (asked !== null && this.runs.has(asked)) {
             this.choose({ run_id: asked });
-            this.message.focus();
+            this.wantsFocus = true;
         }
         this.choosePaused();
+        this.showClosed();
         this.showLog();
         this.showChosen();
     }
 
-    // Once the run is paused, its weights of that moment are offered and chosen.
+    // Once the run is paused, its weights of that moment are offered and chosen, unless the chat is
+    // with another run.
     choosePaused() {
-        const run = this.runs.get(this.pausing);
-        if (!run?.weights.some(({ value }) => value === CURRENT)) return;
-        this.choose({ run_id: run.id, weights: CURRENT });
+        if (!this.pausing || this.busy) return;
+        if ((this.run ?? this.pausing) === this.pausing)
+            this.choose({ run_id: this.pausing, weights: CURRENT });
         this.pausing = null;
-        this.message.focus();
+        this.wantsFocus = true;
+    }
+
+    // The view was opened by a person, who probably wants to type.
+    attend() {
+        this.wantsFocus = true;
+        this.outdated();
+    }
+
+    // What is read of the runs is no longer true.
+    outdated() {
+        this.readAt = Number.NEGATIVE_INFINITY;
     }
 
     // A choice is kept when the list is rebuilt.
@@ -148,35 +165,48 @@ export class Chat {
         );
         if (wanted) select.value = wanted;
         chooseOne(select);
-        this.part("weights").hidden = !run;
+        this.part("weights").hidden = !run?.weights.length;
         this.part("folder").hidden = Boolean(run);
         this.who.compare.disabled = !run;
     }
 
     async pause() {
-        const { pause } = this.part("busy").dataset;
-        this.part("pause").disabled = true;
+        const { pause } = this.part("closed").dataset;
+        this.pausing = pause;
+        this.showClosed();
         try {
             await send(`/api/runs/${encodeURIComponent(pause)}/control`, { command: "pause" });
-            this.pausing = pause;
-            setText(field(this.root, "busy"), "Pausing after this step…");
         } catch (error) {
-            this.part("pause").disabled = false;
+            this.pausing = null;
+            this.showClosed();
             this.showError(error.message, true);
         }
     }
 
-    // busy: a sentence on the run that needs the machine, or an empty text; pause: that run, if it
-    // can be paused.
-    showBusy({ busy, pause }) {
-        const box = this.part("busy");
-        box.hidden = !busy;
-        box.dataset.pause = pause;
+    // While nobody can answer, the conversation stays, the message box is closed, and one sentence
+    // says why.
+    showClosed() {
+        const id = this.run ?? this.who.run.value;
+        this.lacks = id !== FOLDER && !this.runs.get(id)?.weights.length;
+        const why = this.busy || (this.lacks ? NONE_SAVED : "");
+        const box = this.part("closed");
+        const hadFocus = box.contains(document.activeElement);
+        const { pause } = box.dataset;
+        this.part("model").hidden = this.lacks && this.run !== null;
+        setText(field(this.root, "closed"), this.pausing ? PAUSING : why);
+        box.hidden = !why;
         this.part("pause").hidden = !pause;
-        if (this.pausing && busy) return;
-        this.pausing = null;
-        this.part("pause").disabled = false;
-        setText(field(this.root, "busy"), busy);
+        this.part("pause").disabled = Boolean(this.pausing);
+        if (this.isClosed !== Boolean(why)) this.asked = "";
+        this.isClosed = Boolean(why);
+        if (this.isClosed && this.refused) this.showError("");
+        const isTyping = document.activeElement === this.message;
+        this.message.disabled = this.isClosed;
+        this.part("send").disabled = this.isClosed || this.working;
+        if (this.isClosed && isTyping) this.part("pause").focus();
+        if (!this.isClosed && (this.wantsFocus || hadFocus))
+            this.message.focus({ preventScroll: true });
+        this.wantsFocus = Boolean(this.pausing);
     }
 
     // The choice in the form.
@@ -193,6 +223,10 @@ export class Chat {
         this.asked = asked;
         this.showLog();
         const caption = field(this.root, "about");
+        if (this.lacks) {
+            caption.textContent = "";
+            return;
+        }
         if (choice.folder === "") {
             caption.textContent = this.runs?.size ? "" : NO_WEIGHTS;
             return;
@@ -212,7 +246,7 @@ export class Chat {
     aboutWeights({ template }, choice) {
         const sentences = template ? [] : [NO_TEMPLATE];
         const goesOn = !this.turns.length || !this.choice || isSameChoice(choice, this.choice);
-        if (!goesOn) sentences.push(this.aboutNewChat());
+        if (!goesOn && !this.isClosed) sentences.push(this.aboutNewChat());
         return sentences.join(" ");
     }
 
@@ -234,7 +268,7 @@ export class Chat {
     // -------------------------------------------------------------- messages
 
     async sendMessage() {
-        if (this.working || this.lacks || !this.runs || !this.message.value.trim()) return;
+        if (this.working || this.isClosed || !this.runs || !this.message.value.trim()) return;
         if (!this.part("how").reportValidity()) return;
         const numbers = NUMBERS.map((name) => [name, Number(this.how[name].value)]);
         const body = {
@@ -250,7 +284,7 @@ export class Chat {
             this.asked = "";
             this.showChosen();
         }
-        this.part("send").disabled = this.working;
+        this.part("send").disabled = this.isClosed || this.working;
     }
 
     async ask(what, body = {}) {
@@ -290,7 +324,7 @@ export class Chat {
         this.showNote(state);
         this.showError(state.error);
         this.part("send").hidden = state.working;
-        this.part("send").disabled = false;
+        this.part("send").disabled = this.isClosed;
         this.part("stop").hidden = !state.working;
         this.part("unload").hidden = !state.loaded.length;
         field(this.root, "memory").textContent = this.memoryText(state);
@@ -322,7 +356,7 @@ export class Chat {
     isShown() {
         if (!this.choice) return true;
         const { folder, run_id: run } = this.choice;
-        if (this.run !== null && this.run !== run) return false;
+        if (this.run !== null) return this.run === run;
         const given = this.chosen();
         return folder ? given.folder === folder : given.run_id === run;
     }

@@ -94,12 +94,15 @@ class Chat:
             }
 
     def choices(self) -> dict[str, Any]:
-        """Returns the runs with weights that can answer, why none can now (`busy`) with the run to
-        `pause` for a chat, and the limits of a chat.
+        """Returns the runs with weights that can answer, the active run and that of the chat among
+        them in any case, why none can now (`busy`) with the run to `pause` for a chat, and the
+        limits of a chat.
         """
         busy = self._offered.busy()
+        with self._state:
+            choice = self._choice
         return {
-            "runs": self._offered.runs(),
+            "runs": self._offered.runs(kept="" if choice is None else choice.run_id),
             "busy": "" if busy is None else busy.sentence,
             "pause": "" if busy is None else busy.run_id,
             "most_turns": MOST_TURNS,

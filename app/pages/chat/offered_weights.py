@@ -25,6 +25,8 @@ class Busy:
     """A run that needs the machine, so that no other weights can answer."""
 
     sentence: str
+    remedy: str
+    """What a person can do about it, in a sentence."""
     run_id: str = ""
     """The run, if it can be paused for a chat."""
 
@@ -36,9 +38,12 @@ class OfferedWeights:
         self._session = session
         self._engine = engine
 
-    def runs(self) -> list[dict[str, Any]]:
-        """Returns the runs that have weights for a chat, newest first, each with its weights."""
+    def runs(self, kept: str = "") -> list[dict[str, Any]]:
+        """Returns the runs that have weights for a chat, newest first, each with its weights. The
+        active run and the run `kept` are there without weights, too.
+        """
         runs = []
+        without = {kept, self._session.active_id}
         listed = self._session.runs()
         labels = distinct_names([(run.name, run.created) for run in listed])
         for run, label in zip(listed, labels):
@@ -50,7 +55,7 @@ class OfferedWeights:
                 traceback.print_exc()
                 continue
             weights = [{"value": value, "label": words} for value, words in found.items()]
-            if weights:
+            if weights or run.id in without:
                 runs.append({"id": run.id, "name": label, "model": run.model, "weights": weights})
         return runs
 
@@ -79,7 +84,7 @@ class OfferedWeights:
         """
         busy = self.busy()
         if busy is not None:
-            raise RunError(busy.sentence)
+            raise RunError(f"{busy.sentence} {busy.remedy}")
         return None if self._session.active_id is None else self._paused_calls()
 
     def busy(self) -> Busy | None:
@@ -91,13 +96,13 @@ class OfferedWeights:
             if self._paused_calls() is not None:
                 return None
             name = self._session.name_of_run(active)
-            return Busy(f"{name} is training. Pause it to chat, or wait until it ends.", active)
+            return Busy(f"{name} is training.", "Pause it to chat, or wait until it ends.", active)
         preparing = self._session.preparing_elsewhere
         if preparing is None:
             return None
         # The memory that it will allocate still looks free.
         name = self._session.name_of_run(preparing)
-        return Busy(f"{name} is starting and needs the memory. Try again once it trains.")
+        return Busy(f"{name} is starting and needs the memory.", "Try again once it trains.")
 
     def _paused_calls(self) -> Any:
         """Returns the calls of the active run while it is paused, or else None."""

@@ -31,6 +31,7 @@ const mounts = {
             open: () => openRun(page.active),
             opened: openRun,
             stay: stayWithRun,
+            attend: () => places.chat?.attend(),
         });
         const notify = place.element.querySelector('[data-part="notify"]');
         new NotifySwitch(notify, (text) => places.bar.notify(text, "warn"));
@@ -40,7 +41,8 @@ const mounts = {
     run: (place) => {
         const node = place.element.querySelector(".rs-timeline");
         const timeline = new Timeline(node, page.place.step, setStep);
-        places.run = new RunPage(place.element, timeline, { go, setAxis, openChat, wake });
+        const edit = () => places.bar?.edit();
+        places.run = new RunPage(place.element, timeline, { go, setAxis, openChat, wake, edit });
         page.seen = 0;
         draw();
         wake();

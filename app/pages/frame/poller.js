@@ -161,6 +161,7 @@ async function askForRun(turn, since) {
 }
 
 function take(answer, draws) {
+    if (page.bar?.state !== answer.bar.state) places.chat?.outdated();
     page.bar = answer.bar;
     places.bar?.show(answer.bar, answer.other_active);
     places.sidebar?.follow(answer.bar);

@@ -3,9 +3,16 @@
 
 import { addressOf, followLinks, markCurrent } from "../../shared/address.js";
 import { el, field, send, setText } from "../../shared/dom.js";
-import { Dropdown } from "../../shared/dropdown.js";
+import { Menu } from "../../shared/menu.js";
 
-const COUNTERPARTS = { pause: "resume", resume: "pause" };
+const COUNTERPARTS = { pause: "resume", resume: "pause", change: "more" };
+const MENUS = { stop: ["stop", "discard"], more: ["save", "change"] };
+const LABELS = {
+    save: "Save now",
+    change: "Edit…",
+    stop: "Stop and save",
+    discard: "Stop and discard",
+};
 const BESIDE = 60; // px of the views before the current one that are shown
 const SHOWN = 8000; // ms for which a refusal, or a report after an outage, is shown
 
@@ -48,7 +55,8 @@ export class RunBar {
     // open(): shows the active run here.
     // opened(run): is called when Start has answered with its run.
     // stay(): keeps the run that is shown.
-    constructor({ element, props, trigger, watch }, { wake, go, open, opened, stay }) {
+    // attend(): lets a person type a message.
+    constructor({ element, props, trigger, watch }, { wake, go, open, opened, stay, attend }) {
         this.wake = wake;
         this.stay = stay;
         this.root = element.querySelector(".rs-bar");
@@ -62,20 +70,26 @@ export class RunBar {
         });
         this.run = null;
         this.shownUntil = 0;
-        this.buttons = [...element.querySelectorAll("[data-command]")];
-        this.menus = [...element.querySelectorAll("[data-menu]")];
-        for (const menu of this.menus) new Dropdown(menu);
-        this.stop = this.buttons.find((button) => button.dataset.command === "stop");
-        this.resume = this.buttons.find((button) => button.dataset.command === "resume");
         this.actions = element.querySelector(".rs-actions");
+        this.buttons = [...this.actions.querySelectorAll("button")];
+        this.resume = this.buttons.find((button) => nameOf(button) === "resume");
+        this.menu = new Menu(this.root);
         for (const button of this.buttons)
-            button.addEventListener("click", () => this.press(button.dataset.command));
+            button.addEventListener("click", () => {
+                if (button.dataset.menu) this.openMenu(button);
+                else this.press(button.dataset.command);
+            });
         this.dialog.addEventListener("close", () => {
             if (this.dialog.returnValue === "discard") this.command("discard");
         });
         this.name = field(element, "name");
         this.views = [...element.querySelectorAll("a[data-view]")];
-        followLinks(this.root, "a[data-view]", ({ dataset }) => go({ view: dataset.view }));
+        followLinks(this.root, "a[data-view]", ({ dataset }, { detail }) => {
+            go({ view: dataset.view });
+            // By keyboard the focus stays on the link, and on a phone no keyboard opens.
+            const hasMouse = detail > 0 && matchMedia("(pointer: fine)").matches;
+            if (dataset.view === "chat" && hasMouse) attend();
+        });
         followLinks(this.root, 'a[data-field="name"]', () => {
             if (this.run) go({ page: "run", run: this.run, view: "overview" });
         });
@@ -146,33 +160,41 @@ export class RunBar {
         progress.setAttribute("aria-valuenow", percent);
         progress.firstElementChild.style.width = `${100 * bar.progress}%`;
         for (const button of this.buttons) button.disabled = false;
-        const saves = bar.stop_saves !== false;
-        setText(this.stop, saves ? "Stop and save" : "Stop without saving");
         this.resume.textContent = bar.begins_anew ? "Start again" : "Resume";
-        this.showActions(bar.actions);
+        this.showActions(bar);
         this.announce(bar);
         if (this.dialog.open && !bar.actions.includes("discard")) this.dialog.close("keep");
         this.other.hidden = !other;
         if (other) this.other.firstElementChild.textContent = `${other} is training.`;
     }
 
-    // Shows the buttons with these names. If a button with the focus disappears, the focus moves to
-    // its counterpart, or to the group until the counterpart appears.
-    showActions(names) {
+    // Shows the buttons of what can be done. If a button with the focus disappears, the focus moves
+    // to its counterpart, or to the group until the counterpart appears.
+    showActions({ actions, state }) {
+        const text = JSON.stringify(actions);
+        if (text !== this.possible) this.menu.close();
+        this.possible = text;
+        const names = this.buttons.map(nameOf).filter((name) => isOffered(name, actions, state));
         const focused = this.buttons.find((button) => button === document.activeElement);
-        if (focused && !names.includes(focused.dataset.command)) this.hold(focused);
-        for (const button of this.buttons) button.hidden = !names.includes(button.dataset.command);
-        for (const menu of this.menus) {
-            const isEmpty = !menu.dataset.menu.split(" ").some((name) => names.includes(name));
-            if (isEmpty && menu.contains(document.activeElement))
-                this.hold(menu.querySelector("[data-command]"));
-            menu.hidden = isEmpty;
-        }
+        if (focused && !names.includes(nameOf(focused))) this.hold(focused);
+        for (const button of this.buttons) button.hidden = !names.includes(nameOf(button));
         if (document.activeElement !== this.actions) return;
         const next = [this.held, COUNTERPARTS[this.held]].find((name) => names.includes(name));
-        const button = this.buttons.find(({ dataset }) => dataset.command === next);
-        const menu = button?.closest("[data-menu]");
-        (menu?.firstElementChild ?? button)?.focus();
+        this.buttons.find((button) => nameOf(button) === next)?.focus();
+    }
+
+    openMenu(button) {
+        const { actions, stop_saves: saves } = this.shown;
+        const labels = saves ? LABELS : { ...LABELS, stop: "Stop without saving" };
+        const items = MENUS[button.dataset.menu]
+            .filter((act) => actions.includes(act))
+            .map((act) => ({
+                act,
+                label: labels[act],
+                isDangerous: act === "discard",
+                work: () => this.press(act),
+            }));
+        this.menu.open(button, button.title || button.textContent, items);
     }
 
     // What is special about this run, in a word each.
@@ -187,7 +209,7 @@ export class RunBar {
     }
 
     hold(button) {
-        this.held = button.dataset.command;
+        this.held = nameOf(button);
         this.actions.focus({ preventScroll: true });
     }
 
@@ -195,6 +217,7 @@ export class RunBar {
     disable() {
         const focused = this.buttons.find((button) => button === document.activeElement);
         if (focused) this.hold(focused);
+        this.menu.close();
         for (const button of this.buttons) button.disabled = true;
     }
 
@@ -255,8 +278,13 @@ export class RunBar {
         this.note(text, { tone });
     }
 
+    // Opens the form with what can be changed of the run.
+    edit() {
+        this.change.open(this.shown);
+    }
+
     press(command) {
-        if (command === "change") this.change.open(this.shown);
+        if (command === "change") this.edit();
         else if (command === "discard") {
             this.dialog.returnValue = "keep";
             this.dialog.showModal();
@@ -284,6 +312,15 @@ export class RunBar {
     }
 }
 
+const nameOf = ({ dataset }) => dataset.command ?? dataset.menu;
+
+// Whether the button of this name is shown. A paused run is likely to be edited, so it has a button
+// for that; the menu has it always.
+function isOffered(name, actions, state) {
+    if (name === "change") return state === "paused" && actions.includes(name);
+    return (MENUS[name] ?? [name]).some((act) => actions.includes(act));
+}
+
 // ---------------------------------------------------------------- changing what is shown
 
 // Requests a new learning rate or number of steps; the run applies them before its next step.
@@ -308,6 +345,7 @@ class ChangeDialog {
         this.steps.min = Math.max(1, settings.done);
         this.problem.textContent = "";
         this.dialog.showModal();
+        this.rate.select();
     }
 
     async send() {

@@ -2,7 +2,7 @@
 // what came of it; with the reasons for the verdict, and what can be done.
 
 import { el, field, send, setText } from "../../shared/dom.js";
-import { Dropdown } from "../../shared/dropdown.js";
+import { Menu } from "../../shared/menu.js";
 
 const LABELS = {
     "export-again": "Export again",
@@ -35,6 +35,7 @@ export class Head {
         this.go = go;
         this.openChat = openChat;
         this.shown = "";
+        this.menu = new Menu(root);
         this.problem = field(root, "head-problem");
         this.why = this.part("why");
         this.why.addEventListener("click", () => this.showWhy(this.part("findings").hidden));
@@ -88,7 +89,7 @@ export class Head {
         if (inMenu.length > 1) groups.push({ name: "menu", inMenu });
         this.offer = offer;
         this.replace("head-actions", groups, (group) =>
-            group.name === "menu" ? this.menu(group.inMenu) : this.button(group),
+            group.name === "menu" ? this.menuButton(group.inMenu) : this.button(group),
         );
     }
 
@@ -107,17 +108,23 @@ export class Head {
         );
     }
 
-    menu(names) {
-        const list = el("div", { class: "rs-dropdown-list" });
-        list.append(...names.map((name) => this.button({ name })));
-        const root = el(
-            "span",
-            { class: "rs-dropdown" },
-            el("button", { type: "button" }, "Train again"),
-            list,
+    menuButton(names) {
+        const items = names.map((name) => ({
+            act: name,
+            label: LABELS[name],
+            work: (button) => this.act(name, button),
+        }));
+        const label = "Train again";
+        return el(
+            "button",
+            {
+                type: "button",
+                "aria-haspopup": "menu",
+                "aria-expanded": "false",
+                click: ({ currentTarget }) => this.menu.open(currentTarget, label, items),
+            },
+            label,
         );
-        new Dropdown(root);
-        return root;
     }
 
     offerLabel() {

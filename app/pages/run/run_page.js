@@ -25,8 +25,8 @@ const UNREAD = ["chat", "log"]; // these views show nothing of what a poll answe
 
 export class RunPage {
     // go(place) shows another place, setAxis(axis) reads the figures on another axis, openChat(run)
-    // opens Chat, wake() reads the run at once.
-    constructor(element, timeline, { go, setAxis, openChat, wake }) {
+    // opens Chat, wake() reads the run at once, edit() opens the form with what can be changed.
+    constructor(element, timeline, { go, setAxis, openChat, wake, edit }) {
         this.root = element.querySelector(".rs-run");
         this.go = go;
         this.setAxis = setAxis;
@@ -38,7 +38,7 @@ export class RunPage {
         this.answers = new Answers(this.part("answers"));
         this.ranks = new RankTable(this.part("ranks"));
         this.others = {
-            settings: new SettingsView(this.root, wake),
+            settings: new SettingsView(this.root, wake, edit),
             log: new LogView(this.root),
             export: new ExportView(this.root),
         };

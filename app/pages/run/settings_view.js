@@ -5,8 +5,9 @@ import { copyText, el, field, send } from "../../shared/dom.js";
 import { draftOf } from "./head.js";
 
 export class SettingsView {
-    // changed() is called when the name, the note or the tags have changed.
-    constructor(root, changed) {
+    // changed() is called when the name, the note or the tags have changed; edit() opens the form
+    // with what can be changed while the run is under way.
+    constructor(root, changed, edit) {
         this.root = root;
         this.changed = changed;
         this.run = null;
@@ -18,6 +19,8 @@ export class SettingsView {
         this.form.addEventListener("input", () => this.report(""));
         const copy = root.querySelector('[data-copy="config"]');
         copy.addEventListener("click", () => copyText(copy, field(root, "config")));
+        this.editing = root.querySelector('[data-part="edit"]');
+        this.editing.addEventListener("click", edit);
         root.querySelector('[data-part="draft"]').addEventListener("click", ({ target }) =>
             draftOf(this.run, {}, target, field(root, "config-problem")),
         );
@@ -25,6 +28,8 @@ export class SettingsView {
 
     // Reads the settings once; a change of the run, or of its state, may change them.
     async refresh({ run_id, bar }) {
+        // While a request is under way nothing else can be asked for, for a moment.
+        this.editing.hidden = !bar.pending && !bar.actions.includes("change");
         const version = JSON.stringify([run_id, bar.state, bar.settings.learning_rate]);
         if (version === this.version) return;
         this.version = version;
@@ -39,6 +44,7 @@ export class SettingsView {
     }
 
     clear() {
+        this.editing.hidden = true;
         this.version = null;
         this.run = null;
         for (const name of ["details-path", "config", "config-problem", "printed"])

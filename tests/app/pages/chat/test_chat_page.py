@@ -4,6 +4,7 @@ of each side, stopping, and a paused run.
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 
@@ -170,12 +171,24 @@ def test_weights_are_given_back_after_idle_time_and_before_a_run(chat, fake, mon
     assert not fake.loaded
 
 
+def test_the_run_of_the_chat_stays_in_the_list_when_its_weights_are_gone(chat, tmp_path):
+    from engine.runs.record.run_folder import create_run
+
+    other = create_run(chat._session.runs_dir, make_config(tmp_path))
+    say(chat, "one")
+    for folder in (open_run(chat._session.runs_dir, chat.run_id), other):
+        shutil.rmtree(folder.checkpoints_path, ignore_errors=True)
+    (run,) = chat.choices()["runs"]
+    assert (run["id"], run["weights"]) == (chat.run_id, [])
+
+
 def test_weights_are_not_loaded_beside_a_run_that_is_being_prepared_elsewhere(chat, fake):
     folder = open_run(chat._session.runs_dir, chat.run_id)
     with folder.lock():
-        with pytest.raises(RunError, match="^Tiny is starting and needs the memory"):
+        with pytest.raises(RunError, match="^Tiny is starting and needs the memory. Try again"):
             say(chat, "one")
-        assert chat.choices()["busy"].startswith("Tiny is starting") and not chat.choices()["pause"]
+        choices = chat.choices()
+        assert choices["busy"] == "Tiny is starting and needs the memory." and not choices["pause"]
         assert not chat.state()["turns"] and not fake.loads
         recorder = RunRecorder(folder.path, folder.id)
         recorder.emit(StateChanged(state="running"))
@@ -315,8 +328,10 @@ def test_a_paused_run_is_chatted_with_beside_its_base_and_trains_on_with_the_sam
     session = Session(tmp_path / "runs", EngineCalls(start_run=start))
     chat = Chat(session)
     chat.run_id = session.start(config)
-    assert chat.choices()["pause"] == chat.run_id  # it is still being prepared
-    with pytest.raises(RunError, match="Pause it to chat"):
+    choices = chat.choices()
+    assert choices["pause"] == chat.run_id  # it is still being prepared
+    assert (chat.run_id, []) in [(run["id"], run["weights"]) for run in choices["runs"]]
+    with pytest.raises(RunError, match="is training. Pause it to chat"):
         say(chat, "too early", weights="current")
     wait_for(lambda: "paused" in states, 60)
     label = chat.choices()["runs"][0]["weights"][0]
