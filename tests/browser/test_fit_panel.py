@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import expect
 
 from app.form.settings_form import shown_values
-from app.pages.new.draft import Draft
+from app.pages.new.draft import NO_TAB, Drafts
 from engine.config.settings import TrainConfig
 from tests.browser.screen import open_other_settings
 from tests.support.browser import ROOT, WAIT_MILLISECONDS, Server
@@ -96,7 +96,7 @@ def server(tmp_path_factory):
             "train": {"steps": 77},
         }
     )
-    Draft(server.runs).remember("starter.yaml", shown_values(config))
+    Drafts(server.runs).remember(NO_TAB, "starter.yaml", shown_values(config))
     server.start()
     yield server
     server.end()

@@ -24,7 +24,7 @@ from app.form.settings_form import (
     shown_changes,
 )
 from app.pages.new.data_figures import lengths_figure, lengths_text, packing_text
-from app.pages.new.draft import Draft
+from app.pages.new.draft import Drafts
 from app.pages.new.faults import unforeseen
 from app.pages.new.fit_panel import NO_FOLDER, NO_MODEL, Beside, fit_panel, unchecked
 from app.pages.new.fitting import fitting
@@ -83,14 +83,14 @@ TAKEN_OVER = (
 
 
 class Checker:
-    """Checks the drafts of one session, and keeps the latest draft.
+    """Checks the drafts of one session, and keeps the latest one of each tab.
 
     Estimates and previews are cached by the values that they depend on. All pages share one
     checker, and so share these results.
     """
 
     def __init__(self, session: Session):
-        self.draft = Draft(session.runs_dir)
+        self.drafts = Drafts(session.runs_dir)
         self.presets = PresetShelf(session.runs_dir)
         self._session = session
         self._read: tuple[float, Machine | None] = (0.0, None)
@@ -106,16 +106,6 @@ class Checker:
         self._samples: dict[tuple[str, DataConfig], Sample] = {}
         self._rows: dict[DataConfig, float | None] = {}
         """Number of rows of these data; None if that is not known before a run."""
-
-    def check(
-        self, preset: str | None, shown: dict[str, Any], keep: bool, timed: bool = False
-    ) -> dict[str, Any]:
-        """Returns the fit panel of a draft; `keep` makes it the session's draft. timed: as for
-        `fit_panel`.
-        """
-        if keep:
-            self.draft.remember(preset, shown)
-        return self.fit_panel(shown, timed)
 
     def fit_panel(self, shown: dict[str, Any], timed: bool = False) -> dict[str, Any]:
         """Returns the fit panel of component values by dotted name; see `app.pages.new.fit_panel`.

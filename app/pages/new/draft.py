@@ -1,13 +1,14 @@
-"""The draft: the latest content of the form, or the settings of a run.
+"""Drafts: the latest content of each tab's form, or the settings of a run.
 
-The server keeps it in memory and in a file next to the runs, so that it outlives the tab and the
-server.
+The server keeps them in memory and in a file next to the runs, so that a draft outlives a reload of
+its tab, and the server.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 import threading
 from pathlib import Path
@@ -23,69 +24,111 @@ from engine.runs.summaries.names import shown_name
 from engine.training.checkpoints.saved_on_disk import saved_steps
 
 DRAFT_FILE = ".draft.json"
+MOST = 32
+"""Number of tabs whose drafts are kept: those that were changed last."""
+NO_TAB = ""
+"""Name for a draft of no tab. As any draft that is the last one, new tabs begin with it."""
+_TAB = re.compile(r"[0-9a-z-]{1,40}", re.ASCII)
 
 
 class _Kept(msgspec.Struct):
-    """Content of the file."""
+    """One draft."""
 
     preset: str | None
     shown: dict[str, bool | str | int | float | None]
 
 
-class Draft:
-    """Remembers component values by dotted name, and the preset that they started from."""
+class _File(msgspec.Struct):
+    """Content of the file: the drafts by tab, the last one at the end."""
+
+    drafts: dict[str, _Kept]
+
+
+def is_tab(name: str) -> bool:
+    """Returns whether a tab may have this name."""
+    return name == NO_TAB or _TAB.fullmatch(name) is not None
+
+
+class Drafts:
+    """Remembers component values by dotted name, and the preset that they started from, of each
+    tab.
+    """
 
     def __init__(self, folder: Path):
         self._folder = folder
         self._path = folder / DRAFT_FILE
         self.problem = ""
-        """Why the earlier draft could not be read."""
-        self._last: dict[str, Any] | None = None
+        """Why earlier drafts could not be read."""
+        self._kept: dict[str, _Kept] | None = None
         self._is_written = False
         self._lock = threading.Lock()
 
-    def remember(self, preset: str | None, shown: dict[str, Any]) -> None:
-        """Keeps a draft. If it cannot be written to the disk, it is lost only at a restart."""
-        draft = {"preset": preset, "shown": shown}
-        with self._lock, contextlib.suppress(OSError):
-            if draft == self._last and self._is_written:
-                return
-            self._last = draft
-            self._is_written = False
+    def remember(self, tab: str, preset: str | None, shown: dict[str, Any]) -> None:
+        """Keeps the draft of a tab. If it cannot be written to the disk, it is lost only at a
+        restart.
+        """
+        with self._lock:
+            self._remember(tab, _Kept(preset, shown))
+
+    def _remember(self, tab: str, draft: _Kept) -> None:
+        kept = self._drafts()
+        if kept.get(tab) == draft and self._is_written:
+            return
+        kept.pop(tab, None)
+        kept[tab] = draft
+        while len(kept) > MOST:
+            kept.pop(next(iter(kept)))
+        self._is_written = False
+        with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             # The write is not followed by fsync: it happens at each pause in typing, and losing a
             # draft in a power cut does little harm.
-            content, mode = json.dumps(draft), safe_files.PRIVATE
+            content, mode = json.dumps(msgspec.to_builtins(_File(kept))), safe_files.PRIVATE
             safe_files.write_whole(self._path, content, self._folder, durable=False, mode=mode)
             self._is_written = True
 
-    def recall(self) -> tuple[str | None, dict[str, Any]] | None:
-        """Returns the preset and the component values.
+    def recall(self, tab: str = NO_TAB, other: str = NO_TAB) -> tuple[str | None, Any] | None:
+        """Returns the preset and the component values of a tab. A tab without a draft begins with a
+        copy of that of the tab `other`, or else of the last one, which is its own from then on.
 
         It returns None if there is no draft, or if this version cannot show it. A file that cannot
         be read is set aside, which `problem` reports.
         """
         with self._lock:
-            last = self._last
-            kept = self._read() if last is None else _Kept(last["preset"], last["shown"])
-        if kept is None or set(kept.shown) != {setting.dotted for setting in settings()}:
-            return None
-        if not all(_can_show(setting, kept.shown[setting.dotted]) for setting in settings()):
-            return None
-        return kept.preset, kept.shown
+            kept = self._drafts()
+            last = kept[next(reversed(kept))] if kept else None
+            found = (kept.get(tab) if tab else None) or (kept.get(other) if other else None) or last
+            if found is None or not _can_be_shown(found):
+                return None
+            if tab and tab not in kept:
+                self._remember(tab, found)
+        return found.preset, found.shown
 
-    def _read(self) -> _Kept | None:
+    def _drafts(self) -> dict[str, _Kept]:
+        if self._kept is None:
+            self._kept = self._read()
+        return self._kept
+
+    def _read(self) -> dict[str, _Kept]:
         try:
-            return safe_files.read_json(self._path, self._folder, _Kept)
+            return safe_files.read_json(self._path, self._folder, _File).drafts
         except FileNotFoundError:
-            return None
+            return {}
         except OSError as error:
             aside = self._path
             with contextlib.suppress(OSError):
                 aside = safe_files.set_aside(self._path, self._folder)
-            self.problem = f"The draft of before cannot be read ({error.strerror}): see {aside}."
+            self.problem = f"The drafts of before cannot be read ({error.strerror}): see {aside}."
             print(f"ramstream: {self.problem}", file=sys.stderr)
-            return None
+            return {}
+
+
+def _can_be_shown(draft: _Kept) -> bool:
+    """Returns whether the form of this version has exactly the settings of a draft."""
+    shown = draft.shown
+    if set(shown) != {setting.dotted for setting in settings()}:
+        return False
+    return all(_can_show(setting, shown[setting.dotted]) for setting in settings())
 
 
 def _can_show(setting: Setting, value: Any) -> bool:

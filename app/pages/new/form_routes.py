@@ -3,8 +3,9 @@ copies that Gradio's page makes of an answer, took longer than the answers thems
 
 In each body, `shown` has the value of every component of the form by dotted name.
 
-POST /api/check {preset, shown, keep, timed}
-    Answers with the fit panel on the form, which is kept as the draft unless `keep` is false. If
+POST /api/check {tab, preset, shown, keep, timed}
+    Answers with the fit panel on the form, which is kept as the draft of `tab` unless `keep` is
+    false; without a tab, new tabs begin with it. If
     `timed` is true, the fit panel shows how long a step takes with each suggestion, and what it
     costs that units live where they do; the page asks for that once the fit panel stands.
 POST /api/derived {before, after}
@@ -36,6 +37,7 @@ from starlette.routing import Route
 from app.form.derived_defaults import with_even_rows
 from app.form.settings_form import as_labeled, describe_error, read_config, settings, shown_values
 from app.pages.new.checker import Checker
+from app.pages.new.draft import NO_TAB, is_tab
 from app.server.requests import Handler, answering_errors, json_body, object_of, switch_of, text_of
 from engine.errors import ConfigError, RunError
 
@@ -56,7 +58,9 @@ def _check_routes(checker: Checker) -> list[Route]:
         keep = switch_of(body, "keep") if "keep" in body else True
         timed = switch_of(body, "timed") if "timed" in body else False
         shown = _shown(body)
-        return JSONResponse(await asyncio.to_thread(checker.check, preset, shown, keep, timed))
+        if keep:
+            await asyncio.to_thread(checker.drafts.remember, tab_of(body), preset, shown)
+        return JSONResponse(await asyncio.to_thread(checker.fit_panel, shown, timed))
 
     async def derived(request: Request) -> Response:
         body = await json_body(request)
@@ -120,6 +124,14 @@ def _preset_routes(checker: Checker) -> list[Route]:
         _post("/api/presets", save),
         _post("/api/presets/remove", remove),
     ]
+
+
+def tab_of(body: dict[str, Any]) -> str:
+    """Returns the name of the tab that sent `body`. Raises RunError for what is no such name."""
+    name = text_of(body, "tab") if body.get("tab") else NO_TAB
+    if not is_tab(name):
+        raise RunError("tab is no name of a tab; reload the page.")
+    return name
 
 
 def _shown(body: dict[str, Any], key: str = "shown") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 // data; and requests a fit panel whenever the form has changed.
 
 import { el, field, isShown, send } from "../../shared/dom.js";
+import { tabName } from "../../shared/tab.js";
 import { give, whenGiven } from "./changes.js";
 import { DerivedDefaults } from "./derived_defaults.js";
 import { FieldLink } from "./field_link.js";
@@ -319,8 +320,8 @@ function takeForms(place) {
     const given = window.ramstreamForms ?? [];
     let soon;
     window.ramstreamForms = {
-        push: (form) => {
-            if (form.settled) arrived(place);
+        push: ({ settled, ...form }) => {
+            if (settled) arrived(place);
             if (isChange(place, form)) changed(place);
             clearTimeout(soon);
             soon = setTimeout(() => check(place, form), TOGETHER);
@@ -354,7 +355,7 @@ async function check(place, form) {
     summarize(form.shown);
     places.models?.models.took(form);
     showTask(place);
-    // A page without any input has nothing to store: what was typed in another page is newer.
+    // A page without any input has nothing to store.
     place.opened ??= JSON.stringify(form);
     if (JSON.stringify(form) !== place.opened) place.typed = true;
     trainShown();
@@ -364,7 +365,7 @@ async function check(place, form) {
     let fit;
     try {
         const keep = Boolean(place.typed);
-        fit = await send("/api/check", { ...form, keep }, signal);
+        fit = await send("/api/check", { tab: tabName(), ...form, keep }, signal);
     } catch (error) {
         if (error.unreachable && !signal.aborted) place.ask(RETRY);
         fit = { ...UNCHECKED, reasons: [error.message], why_not: error.message };

@@ -16,6 +16,7 @@ import gradio as gr
 
 from app.form.settings_form import as_labeled, shown_values
 from app.pages.new.checker import Checker
+from app.pages.new.draft import NO_TAB, is_tab
 from app.pages.new.faults import unforeseen
 from app.pages.new.panels import TrainPanel
 from app.pages.new.receipt import ordinal
@@ -23,6 +24,12 @@ from app.session.session import Session
 
 # Marks that the form holds the draft from now on; what it held before does not count.
 OPENED = "() => { window.ramstreamOpened = true; }"
+# Passes the names of this tab, and of the one whose draft it begins with. The script that knows
+# them may not have run yet.
+TAB = """async () => {
+  while (!window.ramstreamTab) await new Promise((resolve) => setTimeout(resolve, 10));
+  return window.ramstreamTab;
+}"""
 # Passes the form to `train.js`, with the values that Gradio would send, including those of boxes
 # that it has not made yet. A backslash at the end of a line joins it to the next one.
 ASK = """(preset, ...values) => {
@@ -162,9 +169,9 @@ class TrainEvents:
 
     def _open_with_the_draft(self, page: gr.Blocks) -> None:
         panel = self._panel
-        opened = page.load(
-            self.open_page, None, [*self._fields, panel.preset, panel.about], **QUIET
-        )
+        outputs = [*self._fields, panel.preset, panel.about]
+        # Any place of ours will do: the script gives what the function takes.
+        opened = page.load(self.open_page, panel.preview, outputs, js=TAB, **QUIET)
         opened.then(**in_page(OPENED, None)).then(**self._ask)
 
     def _start_and_queue(self) -> None:
@@ -216,9 +223,14 @@ class TrainEvents:
             panel.about: {"about": about},
         }
 
-    def open_page(self) -> dict[Any, Any]:
-        panel = self._panel
-        file, shown = self._checker.draft.recall() or (None, None)
+    def open_page(self, names: str | None) -> dict[Any, Any]:
+        """Fills the form with the draft of a tab. names: its own, and that of the tab whose draft
+        it begins with, which may be empty.
+        """
+        panel, drafts = self._panel, self._checker.drafts
+        tab, _, other = str(names or "").partition(" ")
+        tab, other = (name if is_tab(name) else NO_TAB for name in (tab, other))
+        file, shown = drafts.recall(tab, other) or (None, None)
         preset = self._presets.get(file)
         choices = [(each.label, each.file) for each in self._presets.listed().values()]
         updates: dict[Any, Any] = {panel.preset: gr.update(choices=choices)}
@@ -228,8 +240,8 @@ class TrainEvents:
         elif shown is not None:  # these settings come from a run, not from a preset
             updates[panel.preset] = gr.update(choices=choices, value=None)
             updates[panel.about] = {"about": ""}
-        elif self._checker.draft.problem:
-            updates[panel.about] = {"about": self._checker.draft.problem}
+        elif drafts.problem:
+            updates[panel.about] = {"about": drafts.problem}
         if shown is not None:
             updates |= self._filled(shown)
         return updates

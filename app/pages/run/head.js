@@ -3,6 +3,7 @@
 
 import { el, field, send, setText } from "../../shared/dom.js";
 import { Menu } from "../../shared/menu.js";
+import { tabName } from "../../shared/tab.js";
 
 const LABELS = {
     "export-again": "Export again",
@@ -19,7 +20,7 @@ export async function draftOf(run, { changes = {}, trainsOn = false }, button, p
     button.disabled = true;
     setText(problem, "");
     try {
-        const body = { changes, trains_on: trainsOn };
+        const body = { changes, trains_on: trainsOn, tab: tabName() };
         await send(`/api/runs/${encodeURIComponent(run)}/draft`, body);
         location.assign("?show=new");
     } catch (error) {

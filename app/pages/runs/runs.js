@@ -4,6 +4,7 @@
 import { followLinks } from "../../shared/address.js";
 import { el, field, send } from "../../shared/dom.js";
 import { Menu } from "../../shared/menu.js";
+import { tabName } from "../../shared/tab.js";
 import { Columns } from "./columns.js";
 import { Comparison, LEAST, MOST } from "./compare.js";
 import { Deletion } from "./deletion.js";
@@ -295,7 +296,11 @@ export class RunList {
     // Fills the form with the run's settings; with `trainsOn`, a new run starts from its weights.
     async draft(run, button, trainsOn = false) {
         await this.act(button, async () => {
-            await send(path(run.id, "draft"), { changes: {}, trains_on: trainsOn });
+            await send(path(run.id, "draft"), {
+                changes: {},
+                trains_on: trainsOn,
+                tab: tabName(),
+            });
             // A newly opened page shows the form that the server has stored.
             location.assign("?show=new");
         });

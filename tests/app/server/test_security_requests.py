@@ -169,7 +169,7 @@ def test_wrong_calls_of_the_pages_functions_are_told_in_a_sentence(ask, calls, p
     (answer,) = ask([("POST", path, json.dumps(calls["open_page"] | more).encode())])
     assert answer.status_code == 200, "what Gradio might mistake is left out"
     taken = {len(call["data"]) for call in calls.values()}
-    assert min(taken) == 0 and max(taken) > 40, "a button takes nothing, the form all its settings"
+    assert min(taken) == 1 and max(taken) > 40, "a page names its tab, the form all its settings"
     assert {answer.json()["error"].partition(";")[0] for answer in answers} == {
         "The request is not a JSON object of plain texts and numbers.",
         "fn_index is no function of this page",
@@ -198,7 +198,7 @@ def test_wrong_values_for_the_pages_functions_are_told_in_a_sentence(ask, calls)
 
 
 def test_a_fault_in_a_function_of_the_page_is_told_in_a_sentence(app, calls, monkeypatch):
-    monkeypatch.setattr("app.pages.new.draft.Draft.recall", lambda draft: 1 // 0)
+    monkeypatch.setattr("app.pages.new.draft.Drafts.recall", lambda *given: 1 // 0)
 
     async def fail():
         async with httpx.AsyncClient(

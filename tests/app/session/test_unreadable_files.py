@@ -10,7 +10,7 @@ import json
 import pytest
 
 from app.form.settings_form import shown_values
-from app.pages.new.draft import DRAFT_FILE, Draft
+from app.pages.new.draft import DRAFT_FILE, NO_TAB, Drafts
 from app.pages.runs.queue_routes import queue_rows
 from app.server.login_sessions import LoginSessions
 from app.session.queue import QUEUE_FILE
@@ -85,11 +85,11 @@ def read_queue(runs):
 
 
 def read_draft(runs):
-    draft, values = Draft(runs), shown_values(CONFIG)
+    draft, values = Drafts(runs), shown_values(CONFIG)
     assert draft.recall() is None
     shown = draft.problem
-    draft.remember(None, values)
-    assert Draft(runs).recall() == (None, values)
+    draft.remember(NO_TAB, None, values)
+    assert Drafts(runs).recall() == (None, values)
     return shown
 
 

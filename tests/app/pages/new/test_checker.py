@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 import app.pages.new.checker
 from app.form.settings_form import as_labeled, read_config, shown_values
 from app.pages.new.checker import AFTER_TOKENIZER, NO_TOKENIZER, Checker
-from app.pages.new.draft import DRAFT_FILE, Draft
+from app.pages.new.draft import DRAFT_FILE, Drafts
 from app.pages.new.fit_figures import fit_figure
 from app.pages.new.fit_panel import LACKS, NO_MODEL
 from app.pages.new.fixes import SHOWN
@@ -418,13 +418,13 @@ def test_the_page_is_sent_the_verdict_and_what_it_showed_is_kept(checker, tmp_pa
     assert answer.json() == checker.fit_panel(draft)
     assert answer.json()["can_start"]
     assert answer.headers["cache-control"] == "no-store"
-    assert Draft(tmp_path).recall() == checker.draft.recall() == ("starter.yaml", draft)
+    assert Drafts(tmp_path).recall() == checker.drafts.recall() == ("starter.yaml", draft)
     assert post(checker, {"shown": draft}).json() == answer.json()
-    assert checker.draft.recall() == (None, draft)
+    assert checker.drafts.recall() == (None, draft)
     assert len(checker.calls) == 1, "what was worked out for one is there for the other"
     other = shown(train__batch_size=8)  # from a page that was opened but not edited
     assert post(checker, {"shown": other, "keep": False}).status_code == 200
-    assert checker.draft.recall() == (None, draft)
+    assert checker.drafts.recall() == (None, draft)
 
 
 def test_what_was_typed_wrongly_is_a_verdict_not_an_error(checker):

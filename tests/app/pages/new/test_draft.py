@@ -1,12 +1,14 @@
-"""The Train form is filled from a run through its route."""
+"""The form is filled from a run through its route, and each tab has a draft of its own."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from app.form.settings_form import read_config
+from app.form.settings_form import read_config, shown_values
 from app.pages.new.checker import Checker
-from app.pages.new.draft import Draft
+from app.pages.new.draft import MOST, Drafts
 from app.pages.new.draft_routes import draft_routes
 from app.session.session import Session
 from engine.config.settings import TrainConfig
@@ -21,6 +23,7 @@ CONFIG = TrainConfig.from_dict(
         "data": {"source": [{"source": "a", "weight": 2}, {"source": "b"}]},
     }
 )
+OTHER = CONFIG.with_values({"name": "Other", "train.steps": 8})
 
 
 @pytest.fixture
@@ -37,9 +40,9 @@ def post(session, run_id, body):
     return send(draft_routes(session, Checker(session)), "POST", f"/api/runs/{run_id}/draft", body)
 
 
-def kept(session):
+def kept(session, *tabs):
     """Returns the draft as a server that is started later finds it."""
-    return Draft(session.runs_dir).recall()
+    return Drafts(session.runs_dir).recall(*tabs)
 
 
 @pytest.mark.parametrize(
@@ -83,3 +86,34 @@ def test_runs_that_do_not_load_are_refused(session, folder):
     assert post(session, "20200101-000000-nothing", {"changes": {}}).status_code == 409
     assert post(session, "..", {"changes": {}}).status_code in (404, 409)
     assert kept(session) is None
+
+
+def test_the_form_of_one_tab_becomes_the_runs_settings(session, folder):
+    Drafts(session.runs_dir).remember("other", "starter.yaml", shown_values(OTHER))
+    assert post(session, folder.id, {"tab": "mine"}).status_code == 200
+    assert read_config(kept(session, "mine")[1]) == CONFIG
+    assert kept(session, "other") == ("starter.yaml", shown_values(OTHER))
+    for wrong in ("../x", "a b", "a" * 41, "A"):
+        assert post(session, folder.id, {"tab": wrong}).status_code == 409
+
+
+def test_a_tab_begins_with_a_copy_and_keeps_it(session):
+    drafts = Drafts(session.runs_dir)
+    assert drafts.recall("first") is None
+    drafts.remember("first", None, shown_values(CONFIG))
+    drafts.remember("second", None, shown_values(OTHER))
+    assert drafts.recall("new") == (None, shown_values(OTHER)), "a copy of the last one"
+    assert drafts.recall("duplicate", "first") == (None, shown_values(CONFIG))
+    drafts.remember("first", "starter.yaml", shown_values(OTHER))
+    assert kept(session, "duplicate") == (None, shown_values(CONFIG))
+    assert kept(session, "first") == ("starter.yaml", shown_values(OTHER))
+
+
+def test_the_drafts_that_were_changed_last_are_kept(session):
+    drafts, values = Drafts(session.runs_dir), shown_values(CONFIG)
+    for number in range(MOST + 3):
+        drafts.remember(f"tab-{number}", None, values | {"name": f"Run {number}"})
+    (file,) = session.runs_dir.iterdir()
+    assert list(json.loads(file.read_text())["drafts"]) == [
+        f"tab-{number}" for number in range(3, MOST + 3)
+    ]

@@ -12,7 +12,7 @@ import pytest
 
 from app.form.settings_form import read_config
 from app.pages.new.checker import Checker
-from app.pages.new.draft import Draft
+from app.pages.new.draft import Drafts
 from app.pages.new.draft_routes import draft_routes
 from app.session.session import Session
 from engine.runs.record.run_folder import open_run
@@ -45,7 +45,7 @@ def train_on(session, run_id, **body):
 
 def kept(session):
     """Returns the draft as a server that is started later finds it."""
-    return Draft(session.runs_dir).recall()
+    return Drafts(session.runs_dir).recall()
 
 
 def row_of(session, run_id):

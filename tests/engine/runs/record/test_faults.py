@@ -20,7 +20,7 @@ import yaml
 import engine.training.loop.memory_watch
 import engine.training.loop.planning
 from app.form.settings_form import shown_values
-from app.pages.new.draft import Draft
+from app.pages.new.draft import NO_TAB, Drafts
 from engine.errors import RunError
 from engine.paths import PROGRAM_ROOT
 from engine.runs.record.control import CommandReader, send_command
@@ -107,14 +107,14 @@ def test_a_run_that_cannot_be_made_leaves_no_folder(small_disk, tmp_path):
 
 
 def test_a_form_is_kept_once_there_is_space_again(small_disk, tmp_path):
-    draft, shown = Draft(small_disk), shown_values(make_config(tmp_path))
+    draft, shown = Drafts(small_disk), shown_values(make_config(tmp_path))
     ballast = fill(small_disk)
-    draft.remember(None, shown)
-    assert draft.recall() == (None, shown) and Draft(small_disk).recall() is None
+    draft.remember(NO_TAB, None, shown)
+    assert draft.recall() == (None, shown) and Drafts(small_disk).recall() is None
     assert list(small_disk.iterdir()) == [ballast]
     ballast.unlink()
-    draft.remember(None, shown)
-    assert Draft(small_disk).recall() == (None, shown)
+    draft.remember(NO_TAB, None, shown)
+    assert Drafts(small_disk).recall() == (None, shown)
 
 
 @pytest.mark.slow("it tries a fault at many moments of a run")
