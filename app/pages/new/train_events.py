@@ -229,7 +229,8 @@ class TrainEvents:
         """
         panel, drafts = self._panel, self._checker.drafts
         tab, _, other = str(names or "").partition(" ")
-        tab, other = (name if is_tab(name) else NO_TAB for name in (tab, other))
+        if not (is_tab(tab) and is_tab(other)):
+            tab = other = NO_TAB
         file, shown = drafts.recall(tab, other) or (None, None)
         preset = self._presets.get(file)
         choices = [(each.label, each.file) for each in self._presets.listed().values()]
