@@ -31,7 +31,7 @@ LINES_OF_A_WORD = """([name, value, word]) => {
     return range.getClientRects().length;
 }"""
 """On how many lines the page shows a word of a figure of this machine."""
-ADAMW = "AdamW on the host, moments in fp32", "4.74 billion parameters/s (123 GB/s of RAM)"
+ADAMW = "AdamW on the CPU, moments in fp32", "4.74 billion parameters/s (123 GB/s of RAM)"
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def tab(context, server):
     """The tab with one machine beside this one, its speeds computed."""
     page = context.new_page()
     page.goto(f"{server.address}/?show=hardware")
-    expect(page.locator(".rs-hardware .rs-chip")).not_to_have_count(0)
-    for name in page.locator(".rs-hardware .rs-chip").all_text_contents():
+    expect(page.locator(".rs-hardware .rs-machine-chip")).not_to_have_count(0)
+    for name in page.locator(".rs-hardware .rs-machine-chip").all_text_contents():
         page.get_by_role("button", name=f"Remove {name.removesuffix('×')}", exact=True).click()
     add(page, "RTX 4090")
     return page
@@ -105,7 +105,7 @@ def test_the_table_is_filtered_sorted_extended_and_taken_as_csv(tab):
     tab.locator("[data-part=settings] [name=filter]").fill("qwen3 0.6")
     assert models(tab) == ["Qwen/Qwen3-0.6B"]
     expect(tab.locator(".rs-hardware [data-field=counted]")).to_have_text(
-        re.compile(r"^Shown: 1 of \d+ models")
+        re.compile(r"^1 of \d+ models\.")
     )
 
     # The file is what is shown.
@@ -151,7 +151,7 @@ def test_from_a_model_to_machines_and_to_train(tab):
     tab.get_by_role("button", name="Qwen3 0.6B", exact=True).click()
     offers = tab.locator("[data-part=offers] tbody")
     expect(offers.get_by_role("rowheader", name="RTX 4090", exact=True)).to_be_visible()
-    offers.get_by_text("The figures of the RTX 4090").click()
+    offers.get_by_text("RTX 4090", exact=True).click()
     expect(offers.locator("details[open] a").first).to_have_attribute(
         "href", re.compile("^https://")
     )
@@ -181,7 +181,7 @@ def test_the_moments_of_the_table_are_chosen(tab):
     expect(larger.locator("b")).to_have_text("just fits, bf16")
     expect(larger.locator("small")).to_have_text("GPU gradients")
     expect(tab.locator(".rs-hardware [data-field=counted]")).to_contain_text(
-        re.compile(r"Of all models, this many fit: This machine \d+, RTX 4090 \d+\.")
+        re.compile(r"Models that fit: This machine \d+, RTX 4090 \d+\.")
     )
     tab.set_viewport_size({"width": 390, "height": 844})
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390

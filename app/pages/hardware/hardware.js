@@ -29,6 +29,7 @@ export class Hardware {
         });
         this.offers = new Offers(element);
         this.measuring = new JobView(this.part("measuring"));
+        this.largest = [...this.part("facts").children]; // found later than the other facts
         this.listen();
     }
 
@@ -84,17 +85,19 @@ export class Hardware {
             const about = await send("/api/hardware");
             this.data.columns.delete(this.data.choices.here);
             this.drawMachine(about);
+            this.root.dataset.ready = "";
             if (about.job && !this.following) this.follow(about.job);
             this.load();
             isRead = true;
         });
-        this.root.dataset.ready = "";
+        this.root.dataset.ready = ""; // also if it failed, for the error to be seen
         if (!isRead) this.stale = true;
         this.reading = false;
     }
 
     choose(choices) {
         this.data.choices = choices;
+        this.data.counts = choices.counts;
         this.data.shown = choices.shown;
         this.settings = { ...choices.defaults };
         const boxes = this.part("settings").elements;
@@ -113,10 +116,10 @@ export class Hardware {
     }
 
     drawMachine({ machine, rates, why_not_measure: whyNot, job }) {
-        this.part("facts").replaceChildren(...facts(machine.pairs));
+        this.part("facts").replaceChildren(...facts(machine.pairs), ...this.largest);
         this.part("notes").replaceChildren(...machine.notes.map((note) => el("li", {}, note)));
         this.part("rates").replaceChildren(...facts(rates.pairs));
-        const kept = rates.at ? ` Since ${durationText(rates.at)}.` : "";
+        const kept = rates.at ? ` Measured ${momentText(rates.at)}.` : "";
         field(this.root, "origin").textContent = rates.caption + kept;
         this.part("measure").disabled = Boolean(whyNot || job);
         const measured = field(this.root, "measured");
@@ -173,7 +176,8 @@ export class Hardware {
     }
 
     // Requests the missing columns, one machine at a time: first whether models fit, which takes
-    // hardly any time, then their speeds.
+    // seconds, then their speeds, which take longer. The largest models follow from the first
+    // column, so they come next.
     async load() {
         this.turn += 1;
         const { turn } = this;
@@ -184,12 +188,12 @@ export class Hardware {
         this.table.draw();
         try {
             for (const timed of [false, true]) {
-                for (const name of names) {
+                for (const [index, name] of names.entries()) {
                     await this.loadColumn(name, timed, turn);
                     if (turn !== this.turn) return;
                     this.table.draw();
+                    if (!timed && index === 0) await this.drawLargest(turn);
                 }
-                if (!timed) this.drawLargest(turn);
             }
         } catch (error) {
             if (turn !== this.turn) return;
@@ -245,7 +249,7 @@ export class Hardware {
             "button",
             {
                 type: "button",
-                class: "rs-chip",
+                class: "rs-machine-chip",
                 "aria-label": `Remove ${name}`,
                 click: remove,
             },
@@ -294,7 +298,7 @@ function facts(pairs) {
     return pairs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
 }
 
-function durationText(seconds) {
+function momentText(seconds) {
     const date = new Date(1000 * seconds);
     return date.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
 }

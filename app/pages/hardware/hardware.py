@@ -98,7 +98,26 @@ def choices() -> dict[str, Any]:
         "shown": [known.name for known in _supported() if known.name in SHOWN],
         "machines": [known_machine_text(known) for known in _supported()],
         "models": [_model_choice(entry) for entry in catalog()],
+        "counts": _first_counts(),
     }
+
+
+@functools.cache
+def _first_counts() -> dict[str, dict[str, int]]:
+    """Returns the parameters of the models with the initial settings: no machine changes them, so
+    the table has its rows before the first column is found.
+    """
+    config = read_settings({})
+    shapes = ((entry.id, table_shape(entry, config)) for entry in catalog())
+    return {
+        model_id: _counts(own_parameters(shape, config), shape.untouched_numel)
+        for model_id, shape in shapes
+        if shape is not None
+    }
+
+
+def _counts(own: int, untouched: int) -> dict[str, int]:
+    return {"parameters": own, "whole": own + untouched}
 
 
 def _model_choice(entry: CatalogEntry) -> dict[str, Any]:
@@ -129,7 +148,6 @@ class Hardware:
         self._kept: Machine | None = None
         """Reading of the machine on which the table is based."""
         self._rows = functools.lru_cache(maxsize=256)(_rows_of)
-        self._largest = functools.lru_cache(maxsize=64)(_largest_of)
         self._offers = functools.lru_cache(maxsize=64)(machines_for)
 
     # ------------------------------------------------------------------ this machine
@@ -204,11 +222,7 @@ class Hardware:
         cells = {}
         counts = {}
         for row, plain in zip(rows, as_dicts(rows, (column,))):
-            counts[row.entry.id] = {
-                "parameters": row.parameters,
-                "active": row.active_parameters,
-                "whole": row.whole_parameters,
-            }
+            counts[row.entry.id] = _counts(row.parameters, row.whole_parameters - row.parameters)
             texts = {"labels": cell_labels(row.cells[0]), "detail": cell_detail(row.cells[0])}
             for cell in plain["cells"].values():
                 cells[plain["id"]] = cell | texts
@@ -250,11 +264,19 @@ class Hardware:
         texts, sentences, ids = [], [], {}
         for method, words in METHODS.items():
             config = read_settings({**settings, "method": method})
-            found = self._largest(config, any_optimizer, self._here(), _measured(self._here()))
+            found = self._largest(config, any_optimizer)
             texts.append(f"{_size(found, config)} ({words})")
             sentences.append(_about_largest(found, config))
             ids[method] = None if found is None else found[0].id
         return {"id": ids[asked], "text": " · ".join(texts), "sentences": sentences}
+
+    def _largest(
+        self, config: TrainConfig, any_optimizer: bool
+    ) -> tuple[CatalogEntry, Cell] | None:
+        """Returns the largest model of this machine's column, with its speed."""
+        column = Column(HERE, self._here())
+        rows = self._rows(config, any_optimizer, column, False, _measured(column.machine))
+        return largest_model(config, column.machine, any_optimizer, rows)
 
     def offers(self, settings: Mapping[str, Any], model: str) -> dict[str, Any]:
         """Returns the known machines that could train `model`, which is an id or a title of the
@@ -330,20 +352,13 @@ def wants_any_optimizer(settings: Mapping[str, Any]) -> bool:
     return settings.get("optimizer") == BEST
 
 
-# These two functions take rates only as part of the key of their cached answers: the engine reads
-# the rates itself.
-
-
 def _rows_of(
     config: TrainConfig, any_optimizer: bool, column: Column, timed: bool, _rates: Rates | None
 ) -> list[Row]:
+    """Returns the rows of one machine. The rates are only part of the key of the cached answer: the
+    engine reads them itself.
+    """
     return list(rows_of(config, (column,), timed=timed, any_optimizer=any_optimizer))
-
-
-def _largest_of(
-    config: TrainConfig, any_optimizer: bool, machine: Machine, _rates: Rates | None
-) -> tuple[CatalogEntry, Cell] | None:
-    return largest_model(config, machine, any_optimizer)
 
 
 def _rates(machine: Machine) -> dict[str, Any]:

@@ -34,10 +34,9 @@ FIGURE_NAMES = {
     "cpu_cores": "CPU cores",
     "power_watts": "Power",
 }
-MEASURED = "Measured on this machine."
-MEASURED_ON_CPU = "Measured on this machine, to predict the time of a step."
-UNKNOWN = "Unknown for this GPU. The first run measures them, or Measure does."
-UNKNOWN_ON_CPU = "Measure this machine to see times (10 s)."
+MEASURED = "The time of a run is predicted from these."
+UNKNOWN = "Not known for this GPU yet. The first run measures them, or press Measure."
+UNKNOWN_ON_CPU = "Not measured yet, so the time of a run is unknown."
 
 
 def machine_facts(machine: Machine, busy: bool) -> dict[str, Any]:
@@ -104,7 +103,7 @@ def rates_text(
     if measured is not None:
         return {
             "origin": "measured",
-            "caption": MEASURED if has_gpu else MEASURED_ON_CPU,
+            "caption": MEASURED,
             "at": measured_at,
             "pairs": _rate_pairs(measured, has_gpu),
         }
@@ -130,7 +129,7 @@ def _rate_pairs(rates: Rates, has_gpu: bool) -> list[list[str]]:
     """
     host = OPTIMIZERS[ADAMW].update_bytes * rates.adamw
     update = [
-        "AdamW on the host, moments in fp32",
+        "AdamW on the CPU, moments in fp32",
         f"{rates.adamw / 1e9:,.3g} billion parameters/s ({host / 1e9:,.3g} GB/s of RAM)",
     ]
     if not has_gpu:
@@ -201,10 +200,10 @@ def cell_labels(found: Cell) -> dict[str, str]:
 
 
 def rate_text(found: Cell) -> str:
-    """Returns the tokens per second that are estimated for a cell, or an empty text if unknown."""
+    """Returns the tokens per second of a cell, or an empty text if unknown."""
     if found.tokens_per_second is None:
         return ""
-    return f"about {rounded_rate(found.tokens_per_second)} tokens/s"
+    return f"{rounded_rate(found.tokens_per_second)} tokens/s"
 
 
 def in_billions(count: int, whole: int) -> str:

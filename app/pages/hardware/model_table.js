@@ -6,7 +6,7 @@ import { el, field } from "../../shared/dom.js";
 // A model that a machine can train ranks above one that it cannot.
 const RANKS = { good: 0, warn: 0, bad: -1 };
 const NOT_COMPUTED = -2;
-const WHOLE = "The whole checkpoint; what reads images or sound is not trained.";
+const WHOLE = "The whole checkpoint has more: its parts for images and sound are not trained.";
 // Each key moves by this many rows and columns; a move beyond the last one stops there.
 const MOVES = {
     ArrowUp: [-1, 0],
@@ -158,7 +158,7 @@ export class ModelTable {
     drawHead() {
         const machines = this.data
             .machines()
-            .map((name) => this.heading(name, name, this.data.columns.get(name)?.memory ?? "…"));
+            .map((name) => this.heading(name, name, this.data.columns.get(name)?.memory));
         this.head.replaceChildren(
             el(
                 "tr",
@@ -180,7 +180,7 @@ export class ModelTable {
                 "aria-sort": this.order(by),
             },
             el("button", { type: "button", click: () => this.sortBy(by) }, label),
-            note ? el("small", {}, note) : null,
+            ...(note ?? "").split(" · ").map((line) => el("small", {}, line)),
         );
     }
 
@@ -203,7 +203,7 @@ export class ModelTable {
         return el(
             "tr",
             { "data-model": model.id },
-            el("th", { scope: "row" }, name, el("small", {}, model.id)),
+            el("th", { scope: "row" }, name, el("small", { title: model.id }, model.id)),
             this.drawParameters(model),
             ...this.data.machines().map((machine) => this.drawCell(model, machine)),
         );
@@ -254,7 +254,10 @@ export class ModelTable {
         const known = choices.models.filter(({ id }) => this.data.parameters(id) !== undefined);
         const isWaiting = this.data.machines().some((name) => !this.data.columns.get(name)?.timed);
         const computes = isWaiting && !failed;
-        const counted = `Shown: ${rows.length} of ${known.length} models.`;
+        const isAll = rows.length === known.length;
+        const counted = isAll
+            ? `${rows.length} models.`
+            : `${rows.length} of ${known.length} models.`;
         const none = rows.length || !known.length ? "" : this.whyNone();
         const more = computes ? " Speeds are still being computed." : "";
         field(this.root, "counted").textContent = counted + none + this.fitting() + more;
@@ -270,7 +273,7 @@ export class ModelTable {
             const cells = Object.values(column.cells);
             return [`${name} ${cells.filter(({ labels }) => RANKS[labels.tone] === 0).length}`];
         });
-        return counts.length ? ` Of all models, this many fit: ${counts.join(", ")}.` : "";
+        return counts.length ? ` Models that fit: ${counts.join(", ")}.` : "";
     }
 
     whyNone() {

@@ -46,38 +46,38 @@ export class Offers {
             ? `${title}, ${parameters} parameters: ${count} known machines, least RAM first.`
             : `No known machine holds ${title} with these settings. ` +
               "Fewer or shorter rows take less.";
-        const rows = offers.flatMap((offer) => {
+        const rows = offers.map((offer) => {
             const { figures } = machines.find(({ name }) => name === offer.name);
-            return [offerRow(offer), figuresRow(offer, figures)];
+            return offerRow(offer, figures);
         });
         this.table.querySelector("tbody").replaceChildren(...rows);
     }
 }
 
-function offerRow({ name, note, ram, tight, moments, gpu, speed }) {
-    const remarks = [moments, tight ? "only just" : ""].filter(Boolean);
+function offerRow({ name, note, ram, tight, moments, gpu, speed }, figures) {
+    const remarks = [moments, tight ? "just fits" : ""].filter(Boolean);
     return el(
         "tr",
         {},
-        el("th", { scope: "row" }, name, note ? el("small", {}, note) : null),
+        el("th", { scope: "row" }, figuresOf(name, figures), note ? el("small", {}, note) : null),
         el("td", { class: "rs-number" }, ram, ...remarks.map((text) => el("small", {}, text))),
         el("td", { class: "rs-number" }, gpu),
-        el("td", { class: "rs-number" }, speed || "not known"),
+        el("td", { class: "rs-number" }, speed || "unknown"),
     );
 }
 
-function figuresRow({ name }, figures) {
+// The name of a machine opens its figures.
+function figuresOf(name, figures) {
     const facts = figures.flatMap((figure) => [
         el("dt", {}, figure.name),
         el("dd", {}, figure.value, ...figure.sources.map(sourceNode)),
     ]);
-    const details = el(
+    return el(
         "details",
         {},
-        el("summary", {}, `The figures of the ${name} and their sources`),
+        el("summary", { title: "Its figures, and where they come from" }, name),
         el("dl", { class: "rs-facts" }, ...facts),
     );
-    return el("tr", {}, el("td", { colspan: 4 }, details));
 }
 
 // Turns a source that begins with an address into a link.

@@ -6,14 +6,22 @@ the table of models (`model_table`). No torch.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.machine.known_machines import KnownMachine, machines, with_figures
 from engine.machine.read_machine import Machine
-from engine.planning.fit.model_table import Cell, cell, table_shape
+from engine.planning.fit.model_table import (
+    HERE,
+    Cell,
+    Column,
+    Row,
+    cell,
+    rows_of,
+    table_shape,
+)
 from engine.planning.fit.requirements import FitStatus
 from engine.planning.shape.catalog import CatalogEntry, catalog
 from engine.planning.shape.model_shape import ModelShape
@@ -23,19 +31,24 @@ RAM_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
 
 
 def largest_model(
-    config: TrainConfig, machine: Machine, any_optimizer: bool = False
+    config: TrainConfig,
+    machine: Machine,
+    any_optimizer: bool = False,
+    rows: Iterable[Row] | None = None,
 ) -> tuple[CatalogEntry, Cell] | None:
     """Returns the model of the catalog with the most parameters that `machine` can train, its speed
-    included. Returns None where it can train none. Raises ConfigError as `table_shape` does.
+    included. Returns None where it can train none. `rows` are those of this machine alone, if they
+    are known. Raises ConfigError as `table_shape` does.
     """
-    fitting = []
-    for entry in catalog():
-        shape = table_shape(entry, config)
-        if shape is not None and _fits(config, shape, machine, any_optimizer):
-            fitting.append((entry, shape))
+    if rows is None:
+        column = Column(HERE, machine)
+        rows = rows_of(config, (column,), timed=False, any_optimizer=any_optimizer)
+    fitting = [row for row in rows if row.cells[0].status != FitStatus.DOES_NOT_FIT]
     if not fitting:
         return None
-    entry, shape = max(fitting, key=lambda found: found[1].parameter_count)
+    entry = max(fitting, key=lambda row: row.parameters).entry
+    shape = table_shape(entry, config)
+    assert shape is not None  # since it has a row
     return entry, cell(config, shape, machine, any_optimizer=any_optimizer)
 
 

@@ -169,7 +169,7 @@ def test_without_a_gpu_nothing_is_estimated_and_no_plan_depends_on_it(tmp_path):
     tab = Tab(tmp_path, replace(MACHINE, gpus=(), notes=("There is no NVIDIA GPU.",)))
     about = tab.call("hardware").json()
     assert about["rates"]["origin"] == "unknown"
-    assert "Measure this machine" in about["rates"]["caption"]
+    assert "Not measured yet" in about["rates"]["caption"]
     assert dict(about["machine"]["pairs"])["GPU"].startswith("none")
     assert about["machine"]["notes"] == ["There is no NVIDIA GPU."]
 
@@ -208,7 +208,7 @@ def test_a_checkpoint_that_also_reads_images_is_told_with_both_parts(tab, monkey
     for file in ("model_table", "fitting_machines"):
         monkeypatch.setattr(f"engine.planning.fit.{file}.catalog", lambda: (entry,))
     counts = tab.call("hardware/column", {"machine": HERE, "timed": False}).json()["counts"]
-    assert counts == {vision: {"parameters": 7615616512, "active": 7615616512, "whole": 8292166656}}
+    assert counts == {vision: {"parameters": 7615616512, "whole": 8292166656}}
     found = tab.call("hardware/largest", {}).json()
     assert found["id"] == vision
     assert found["sentences"][0].startswith(
