@@ -11,11 +11,11 @@ from engine.training.loop.run import start_run
 from tests.browser.screen import (
     address,
     ask,
+    more_of,
     open_page,
     open_run,
     open_view,
     recorded_run,
-    row_of,
 )
 from tests.support.browser import WAIT_MILLISECONDS, answer
 from tests.support.folders import make_config
@@ -125,7 +125,7 @@ def test_a_row_of_runs_opens_chat_with_its_best_weights(context, server, run_id)
     page.goto(address(server, run_id, "chat"))
     page.locator(".rs-chat").get_by_label("Weights").select_option("step-15")
     open_page(page, "runs")
-    row_of(page, run_id).get_by_role("button", name="Chat").focus()
+    more_of(page, run_id).get_by_role("menuitem", name="Chat").focus()
     page.keyboard.press("Enter")
     expect(page.locator(".rs-chat").get_by_label("Weights")).to_have_value("best-30")
     expect(page.get_by_label("Message", exact=True)).to_be_focused()

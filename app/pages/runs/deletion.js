@@ -52,7 +52,7 @@ export class Deletion {
 function about(run) {
     const date = new Date(run.created * 1000).toLocaleDateString([], { dateStyle: "medium" });
     const facts = [date, run.size].filter(Boolean).join(" · ");
-    return [el("strong", {}, run.name), ` ${facts}`];
+    return [el("strong", {}, run.name), el("span", {}, facts)];
 }
 
 // The bytes of folders that were not measured yet are not known.

@@ -54,7 +54,8 @@ class KeyFigure:
 
     def changes(self, runs: Sequence[RunSnapshot], baseline: int) -> list[str]:
         """Returns how much each run's number differs from that of the baseline, as in +12 %; an
-        empty text for the baseline itself, and where either is not known or the baseline's is 0.
+        empty text for the baseline itself, where both are the same, and where either is not known
+        or the baseline's is 0.
         """
         values = [self.read(run) for run in runs]
         changes = [_change(value, values[baseline]) for value in values]
@@ -67,7 +68,7 @@ def _change(value: float | None, base: float | None) -> str:
         return ""
     share = value / base - 1
     if abs(share) < 0.0005:
-        return "±0 %"
+        return ""
     digits = 1 if abs(share) < 0.0995 else 0
     return f"{'+' if share > 0 else '−'}{100 * abs(share):,.{digits}f} %"
 

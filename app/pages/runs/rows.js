@@ -7,6 +7,8 @@ const WIDTH = 96,
     HEIGHT = 30,
     EDGE = 2;
 
+const UNKNOWN = "–";
+
 const LABELS = {
     resume: "Resume",
     queue: "Add to queue",
@@ -19,7 +21,6 @@ const LABELS = {
     baseline: "Set as baseline",
     delete: "Delete…",
 };
-const FIRST = ["resume", "queue", "chat"]; // the first of these that is possible has a button
 
 const cells = {
     name: nameCell,
@@ -32,7 +33,7 @@ const cells = {
     model: (run) => [shortened(run.model), run.model],
     data: (run) => [shortened(run.data), run.data],
     time: (run) => [run.at_work],
-    size: (run) => [run.size || "–"],
+    size: (run) => [run.size || UNKNOWN],
     note: (run) => [run.note, run.note],
     started: (run) => [started(run.created), moment(run.created)],
 };
@@ -62,6 +63,7 @@ export function rowOf(run, { columns, works, tick, marks, openMenu }) {
 function cellOf({ name, label }, run, about) {
     const [content, title] = cells[name](run, about);
     const attributes = { "data-column": name, "data-label": label, title };
+    if (content === UNKNOWN) attributes["data-unknown"] = "";
     if (name === "curve") attributes["data-tone"] = run.curve_tone;
     return el("td", attributes, content);
 }
@@ -124,7 +126,7 @@ export function itemsOf(run, works, { isPinned, isBaseline }) {
 }
 
 function actions(run, works, openMenu) {
-    const act = FIRST.find((name) => run.actions.includes(name));
+    const act = ["resume", "queue"].find((name) => run.actions.includes(name));
     const label = act === "resume" && run.begins_anew ? "Start again" : LABELS[act];
     const more = el(
         "button",

@@ -82,7 +82,7 @@ export class RunList {
         });
         const filters = this.part("filters");
         this.part("clear-filters").addEventListener("click", () => {
-            filters.reset();
+            for (const name of ["search", "state", "tag"]) filters.elements[name].value = "";
             filters.elements.search.focus();
             this.ask();
         });
@@ -247,8 +247,9 @@ export class RunList {
         compare.classList.toggle("rs-primary", fits && !isOpen);
         compare.textContent = compared ? `Compare ${compared}` : "Compare";
         const remove = this.part("delete-open");
-        remove.disabled = !count || !can("delete");
-        remove.textContent = count ? `Delete ${count}…` : "Delete…";
+        remove.hidden = !count;
+        remove.disabled = !can("delete");
+        remove.textContent = `Delete ${count}…`;
         field(this.root, "ticked").textContent = aboutTicked(count, compared);
     }
 
@@ -346,7 +347,6 @@ const number = (count) => count.toLocaleString("en");
 const isSame = (ids, others) => String([...ids].sort()) === String([...others].sort());
 
 function aboutTicked(count, compared) {
-    if (compared > MOST) return `Up to ${MOST} runs can be compared.`;
-    if (count === 0) return "Select runs to compare (2–6) or delete.";
-    return compared < LEAST ? "Select one more to compare." : "";
+    if (compared > MOST) return `· up to ${MOST} can be compared`;
+    return count && compared < LEAST ? "· select one more to compare" : "";
 }
