@@ -34,16 +34,19 @@ export const isShown = (node) => node.isConnected && node.offsetParent !== null;
 export async function send(path, body, given, method = "POST") {
     const timeout = AbortSignal.timeout(body === undefined ? TIMEOUT : LONG_TIMEOUT);
     const signal = given ? AbortSignal.any([given, timeout]) : timeout;
-    let answer;
+    let answer, value;
     try {
         answer = await fetch(path, { ...optionsFor(body, method), signal });
+        // An answer that breaks off is none.
+        value = await answer.json().catch((cause) => {
+            if (answer.ok) throw cause;
+        });
     } catch (cause) {
         const error = new Error("The server does not answer.", { cause });
         throw Object.assign(error, { unreachable: true });
     }
-    const value = await answer.json().catch(() => ({}));
     if (answer.ok) return value;
-    const error = new Error(value.error || `The server answered ${answer.status}.`);
+    const error = new Error(value?.error || `The server answered ${answer.status}.`);
     throw Object.assign(error, {
         status: answer.status,
         unreachable: AWAY.includes(answer.status),

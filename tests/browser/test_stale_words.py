@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.screen import address, bar, note, open_view, recorded_run, state
+from tests.browser.screen import address, bar, note, open_page, open_view, recorded_run, state
 from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 
@@ -69,3 +69,26 @@ def test_chat_the_line_over_a_run_and_the_switch_say_what_is_true_now(blank, ser
     page.get_by_role("button", name="Notify me").click()
     expect(note(page)).to_contain_text("The browser does not allow notifications of this page")
     expect(page.get_by_role("button", name="Notify me")).to_have_attribute("aria-pressed", "false")
+
+
+def test_an_answer_that_breaks_off_is_none(blank, server):
+    """The error of a script would fail the test, as in any other."""
+    page, cut = blank, []
+
+    def cut_off(route):
+        body = route.fetch().text()
+        cut.append(route.request.url)
+        route.fulfill(status=200, content_type="application/json", body=body[: len(body) // 2])
+
+    addresses = ("**/api/runs?*", "**/api/hardware/largest", "**/api/recent")
+    for address_of in addresses:
+        page.route(address_of, cut_off)
+    page.goto(f"{server.address}/?show=hardware")
+    largest = page.locator(".rs-hardware [data-field=largest]")
+    expect(largest).to_have_text("The server does not answer.")
+    open_page(page, "runs")
+    expect(note(page)).to_contain_text("Connection lost")
+    assert len({url.partition("?")[0] for url in cut}) == len(addresses)
+    for address_of in addresses:
+        page.unroute(address_of)
+    expect(note(page)).not_to_contain_text("Connection lost")
