@@ -54,7 +54,7 @@ def memory_kinds(snapshot: RunSnapshot) -> list[MemoryKind]:
         "host",
         int(np.max(memory.host_rss)),
         memory.host_total[-1],
-        _predicted(snapshot, "host_bytes"),
+        predicted_bytes(snapshot, "host_bytes"),
         memory_growth(steps, memory.host_rss[first:]),
         np.array(memory.host_rss[warm:]),
     )
@@ -66,14 +66,15 @@ def memory_kinds(snapshot: RunSnapshot) -> list[MemoryKind]:
         "GPU",
         int(np.max(values)),
         memory.gpu_total[-1],
-        _predicted(snapshot, "gpu_peak_bytes"),
+        predicted_bytes(snapshot, "gpu_peak_bytes"),
         memory_growth(steps, values[first:]),
         np.maximum(memory.gpu_driver[warm:], values[warm:]),
     )
     return [host, gpu]
 
 
-def _predicted(snapshot: RunSnapshot, quantity: str) -> float:
+def predicted_bytes(snapshot: RunSnapshot, quantity: str) -> float:
+    """Returns what was predicted for a quantity of the record; 0 if nothing was."""
     if snapshot.prediction_check is None:
         return 0.0
     compared = snapshot.prediction_check.quantities.get(quantity) or {}

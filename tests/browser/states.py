@@ -11,7 +11,7 @@ import argparse
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image, ImageDraw
@@ -56,6 +56,7 @@ FULL_DISK = StateChanged(
     "the run then goes on by itself.",
     "checkpoint",
 )
+ASKS = (("output", {"eval_every": 40, "exact_match_samples": 50}),)
 EVALUATIONS = (EvalFinished, ExactMatchMeasured)
 ANSWERS = [
     ("In Roman numerals: 2781?", "MMDCCLXXXI", "MMMDCCCLXXXIII"),
@@ -167,7 +168,7 @@ STATES = {
     "compiling": State(
         (PREPARING, READ, PlanBuilt({"compiled": True}), STARTED, StateChanged("running")), True
     ),
-    "dry-run": preparing("dry_run", 0, 0, "", READ, STARTED),
+    "dry-run": replace(preparing("dry_run", 0, 0, "", READ, STARTED), settings=ASKS),
     "running-without": State(
         going(evaluates=False), True, settings=(("output", {"eval_every": 0}),)
     ),

@@ -66,7 +66,7 @@ def test_a_download_is_shown_stopped_and_gone_on_with(context, server, hub):
     expect(stage).to_contain_text(re.compile(r"5 of 6 files, about .+ left\."))
     expect(stage.locator("[aria-current=step]")).to_contain_text("Download model: under way")
     expect(stage.get_by_role("progressbar")).to_be_visible()
-    expect(page.locator(".rs-charts")).to_be_hidden()
+    expect(page.locator("[data-figure=loss]")).to_contain_text("Appears with the first step.")
     assert hub.sent < hub.size(NAME)
     press(page, "stop")
     expect(word).to_have_text("Stopped")

@@ -14,9 +14,10 @@ SHOWN_GOING, SHOWN_OVER = 3, 5
 """Number of prompts that are shown while a run goes on, and once it is over."""
 
 
-def answers(snapshot: RunSnapshot, is_over: bool) -> dict[str, Any]:
+def answers(snapshot: RunSnapshot, is_over: bool, is_awaited: bool = False) -> dict[str, Any]:
     """Returns a row for each prompt, with its answer before training and now; `is_right` is None
-    where the expected answer is not known. It `is_absent` where nothing was asked.
+    where the expected answer is not known. It `is_absent` where nothing was asked, unless the first
+    answers are awaited.
     """
     after = _of_moment(snapshot, "after")
     most = SHOWN_OVER if is_over else SHOWN_GOING
@@ -26,8 +27,16 @@ def answers(snapshot: RunSnapshot, is_over: bool) -> dict[str, Any]:
         "title": "Before and after training" if is_over else "What it answers now",
         "caption": _score(after) if after is not None else _when(snapshot, step, is_over),
         "rows": rows[:most],
-        "is_absent": not rows,
+        "is_absent": not rows and not is_awaited,
     }
+
+
+def right_samples(snapshot: RunSnapshot) -> tuple[int, int, int] | None:
+    """Returns how many of the latest sample answers are right, how many there are, and their step;
+    None where no answer was given since training began, or nobody knows what is right.
+    """
+    judged = [row["is_right"] for row in _of_validation(snapshot) if row["is_right"] is not None]
+    return (sum(judged), len(judged), _latest(snapshot)) if judged else None
 
 
 def _of_moment(snapshot: RunSnapshot, moment: str) -> ExactMatchMeasured | None:
@@ -88,6 +97,8 @@ def _when(snapshot: RunSnapshot, step: int, is_over: bool) -> str:
     """Returns of which step the answers are, and when the next ones come."""
     asked = _steps(snapshot) - {0}
     evaluated = {each for each in snapshot.evals.step if each}
+    if not asked and not _steps(snapshot):
+        return "" if is_over else "Asked first before training"
     if not asked:
         return "" if is_over else "Asked again at an evaluation"
     of = f"Step {step:,}"

@@ -5,6 +5,8 @@ import { copyText, el, field, send } from "../../shared/dom.js";
 import { JobView, noticeJobs } from "../../shared/jobs.js";
 import { commandRow } from "./settings_view.js";
 
+const UNEXPORTED = "An export is a folder that transformers, vLLM, llama.cpp and Ollama read.";
+
 export class ExportView {
     constructor(root) {
         this.root = root;
@@ -30,7 +32,13 @@ export class ExportView {
         this.exporting.clear();
         this.pushing.clear();
         field(this.root, "export-weights").textContent = "";
-        for (const name of ["export-template", "export-fault", "exported-title", "login"])
+        for (const name of [
+            "export-template",
+            "export-fault",
+            "exported-title",
+            "exported-about",
+            "login",
+        ])
             field(this.root, name).textContent = "";
         this.root.querySelector('[data-part="exports"]').replaceChildren();
         this.showBenchmarks({ rows: [], caption: "" });
@@ -73,6 +81,7 @@ export class ExportView {
     showExports({ exports, fault }) {
         const title = exports.length ? "✓ Exported" : "Not exported yet";
         field(this.root, "exported-title").textContent = title;
+        field(this.root, "exported-about").textContent = exports.length ? "" : UNEXPORTED;
         field(this.root, "export-fault").textContent = fault;
         const list = this.root.querySelector('[data-part="exports"]');
         list.replaceChildren(...exports.map(exportNode));

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from app.labels import in_digits, in_share
+from app.pages.run.answers import right_samples
 from app.pages.run.preference_figure import ACCURACY, MARGIN
 from engine.runs.record.events import ExactMatchMeasured
 from engine.runs.record.snapshot import RunSnapshot
@@ -53,7 +54,7 @@ def validation_loss(
 
 def answers(snapshot: RunSnapshot, step: int | None, best: Best | None) -> dict[str, str] | None:
     """Returns the share of validation prompts answered exactly, before training and by these
-    weights.
+    weights. Until the latest weights are tested, it is how many of the sample answers are right.
     """
     matches = [match for match in snapshot.exact_matches if match.total]
     if not matches:
@@ -65,11 +66,16 @@ def answers(snapshot: RunSnapshot, step: int | None, best: Best | None) -> dict[
     at = ""
     if newest is not None:
         at = f"of {newest.total:,}, {_place(newest.step, best, 'exact_match')}"
+    to = NOT_TESTED if newest is None else _share(newest)
+    samples = right_samples(snapshot) if newest is None and step is None else None
+    if samples is not None:
+        right, asked, at_step = samples
+        to, at = f"{right} of {asked}", _moment(at_step)
     return {
         "label": "Answers right",
         "from": _share(before[0]) if before else "",
         "since": _moment(before[0].step) if before else "",
-        "to": NOT_TESTED if newest is None else _share(newest),
+        "to": to,
         "at": at,
     }
 

@@ -13,7 +13,7 @@ from app.pages.run.ranks import fullest_gpu
 from app.shared.charts.axes import Axis, Line, curve, figure, level, one_row, places
 from app.shared.charts.curve_points import downsample
 from app.shared.charts.drawing import BLUE, GRAY, VIOLET, Figure
-from app.verdict.memory_kinds import MemoryKind, memory_kinds
+from app.verdict.memory_kinds import MemoryKind, memory_kinds, predicted_bytes
 from engine.runs.record.snapshot import RunSnapshot
 
 MARGIN = {"l": 48, "r": 10, "t": 8, "b": 22}
@@ -49,6 +49,14 @@ def memory_text(snapshot: RunSnapshot) -> str:
     if len(texts) == 1:
         return texts[0]
     return "; ".join(f"{_label(kind, snapshot)}: {text}" for kind, text in zip(kinds, texts))
+
+
+def predicted_text(snapshot: RunSnapshot) -> str:
+    """Returns what was predicted, before anything is measured."""
+    names = {"RAM": "host_bytes", "GPU": "gpu_peak_bytes"}
+    predicted = {label: predicted_bytes(snapshot, name) for label, name in names.items()}
+    texts = [f"{label} {in_bytes(count)}" for label, count in predicted.items() if count]
+    return f"predicted: {', '.join(texts)}" if texts else ""
 
 
 def flat_text(snapshot: RunSnapshot) -> str:

@@ -83,7 +83,7 @@ def _common(timeline: StepTimeline) -> StepTimeline:
 def _summed(entry: dict[str, str]) -> dict[str, str]:
     """Returns an entry of the legend for a wait of all ranks together."""
     is_wait = entry["kind"] == "wait"
-    return entry | {"label": f"{entry['label']} on all ranks together"} if is_wait else entry
+    return entry | {"about": f"{entry['about']}, on all ranks together"} if is_wait else entry
 
 
 def _figure_of_all(timeline: StepTimeline, window: Window | None) -> Figure:

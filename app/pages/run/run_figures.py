@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from app.labels import GIB, in_count, in_digits, in_share, in_step_time
+from app.labels import GIB, in_count, in_digits, in_share, in_step_time, in_time
 from app.pages.run.learning_figures import (
     accuracy_figure,
     loss_figure,
@@ -22,7 +22,12 @@ from app.pages.run.machine_figures import (
     tflops_figure,
     throughput_figure,
 )
-from app.pages.run.memory_line import flat_text, memory_line_figure, memory_text
+from app.pages.run.memory_line import (
+    flat_text,
+    memory_line_figure,
+    memory_text,
+    predicted_text,
+)
 from app.pages.run.preference_figure import preference_figure, preference_summary
 from app.pages.run.step_time import PARTS
 from app.shared.charts.axes import Axis
@@ -59,6 +64,9 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
         texts["tflops"] = _tflops_text(snapshot)
         texts["throughput"] = _throughput_text(snapshot)
         texts["step_time"] = _step_time_text(snapshot)
+    elif seconds := snapshot.plan_choices.get("predicted_seconds"):
+        whole = in_time(seconds * snapshot.total_steps)
+        texts["tflops"] = f"predicted: {in_step_time(seconds)} a step, {whole} in all"
     asked = [match for match in snapshot.exact_matches if match.total]
     if asked:
         texts["accuracy"] = "; ".join(
@@ -71,6 +79,8 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
     if len(memory):
         texts["memory"] = _memory_text(snapshot)
         texts["memory_line"] = memory_text(snapshot)
+    elif said := predicted_text(snapshot):
+        texts["memory_line"] = said
     if len(memory) and any(memory.power):
         cards = f"the {len(snapshot.ranks)} cards" if snapshot.ranks else "the card"
         texts["power"] = (

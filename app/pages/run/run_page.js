@@ -151,8 +151,10 @@ export class RunPage {
         this.head.show(answer);
         const csv = `/api/runs/${encodeURIComponent(answer.run_id)}/curves.csv`;
         this.part("curves-csv").setAttribute("href", csv);
-        // Before the first step there is nothing to draw, and the head says it all.
-        this.root.classList.toggle("rs-undrawn", !answer.has_steps);
+        // Of a run that ended before its first step there is nothing to draw, and the head says it
+        // all. While one is prepared, the charts have their places.
+        const isPreparing = answer.head.phase === "preparing";
+        this.root.classList.toggle("rs-undrawn", !answer.has_steps && !isPreparing);
         this.showMachine(answer);
         for (const [name, part] of Object.entries(answer.parts)) {
             if (name === "details") this.showDetails(part);

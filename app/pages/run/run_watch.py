@@ -113,7 +113,7 @@ class Watch:
         self._keep_timeline(is_over)
         self._keep_details()
         self._keep_prompts()
-        self._keep_answers(is_over)
+        self._keep_answers(is_over, config)
         # It comes last, since it says what could not be drawn.
         self._head = self._head_of(is_running, is_apart, pending, config)
         self._read_at = time.monotonic()
@@ -224,6 +224,8 @@ class Watch:
             snapshot.memory.count,
             snapshot.evals.count,
             len(snapshot.exact_matches),
+            bool(snapshot.plan_choices),
+            snapshot.prediction_check is None,
         )
         # A map of all units is larger than a curve, and changes only at sampled steps.
         norms = (is_over, snapshot.sessions, snapshot.norms.count)
@@ -271,13 +273,15 @@ class Watch:
         made_of = (snapshot.sessions, len(answered), latest)
         self._keep("prompts", None, made_of, lambda: prompt_answers(snapshot))
 
-    def _keep_answers(self, is_over: bool) -> None:
+    def _keep_answers(self, is_over: bool, config: TrainConfig | None) -> None:
         snapshot = self.snapshot
+        is_preparing = not is_over and not len(snapshot.steps)
+        is_awaited = is_preparing and config is not None and _asks(config)
         answered = snapshot.prompt_answers
         latest = answered[-1].step if answered else None
         matches, evals = len(snapshot.exact_matches), snapshot.evals.count
-        made_of = (is_over, snapshot.sessions, matches, evals, len(answered), latest)
-        self._keep("answers", None, made_of, lambda: answers(snapshot, is_over))
+        made_of = (is_over, is_awaited, snapshot.sessions, matches, evals, len(answered), latest)
+        self._keep("answers", None, made_of, lambda: answers(snapshot, is_over, is_awaited))
 
     def _keep(
         self, name: str, axis: Axis | None, made_of: Hashable, build: Callable[[], dict[str, Any]]
@@ -366,6 +370,12 @@ def _export_from(config: TrainConfig | None) -> ExportFrom:
 def _evaluates(config: TrainConfig) -> bool:
     """Returns whether validation rows are evaluated."""
     return bool(config.output.eval_every and config.data.eval_fraction)
+
+
+def _asks(config: TrainConfig) -> bool:
+    """Returns whether the model answers prompts, before training and later."""
+    output = config.output
+    return bool(output.sample_prompts or (output.exact_match_samples and config.data.eval_fraction))
 
 
 def _figure(name: str, snapshot: RunSnapshot, axis: Axis, extras: _Extras) -> dict[str, Any]:

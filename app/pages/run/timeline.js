@@ -431,10 +431,11 @@ export class Timeline {
     }
 }
 
-function legendEntry({ label, color, kind }) {
+function legendEntry({ label, color, kind, about }) {
     const swatch = el("i", { "data-kind": kind });
     swatch.style.setProperty("--rs-swatch", color);
-    return el("span", {}, swatch, label);
+    const hidden = about && el("span", { class: "rs-hidden" }, ` (${about})`);
+    return el("span", { title: about || null }, swatch, label, hidden);
 }
 
 const isInside = ([from, to], detail) => detail !== null && from >= detail.from && to <= detail.to;

@@ -29,7 +29,7 @@ from engine.runs.record.events import Span, Wait
 
 OP_GROUPS = {
     "Weights in": (BLUE, (OpKind.PREFETCH,)),
-    "Block inputs, gradients": (
+    "Other": (
         GRAY,
         (
             OpKind.OFFLOAD_BLOCK_INPUT,
@@ -75,14 +75,15 @@ OP_GROUPS = {
 
 WAIT_COLOR = "rgba(214, 69, 80, 0.35)"
 WAITS = {
-    "h2d": (BLUE, "weights"),
-    "d2h": (ORANGE, "gradients on their way out"),
-    "optimizer": (PINK, "the optimizer"),
-    "disk": (AMBER, "the disk"),
-    "exchange": (OLIVE, "the other GPUs"),
-    "other": (GRAY, "other work"),
+    "h2d": (BLUE, "weights", "weights"),
+    "d2h": (ORANGE, "gradients", "gradients on their way out"),
+    "optimizer": (PINK, "optimizer", "the optimizer"),
+    "disk": (AMBER, "disk", "the disk"),
+    "exchange": (OLIVE, "GPUs", "the other GPUs"),
+    "other": (GRAY, "other", "other work"),
 }
-"""Causes for which COMPUTE waits. Such stretches are red, with hatching in the color of the cause.
+"""Causes for which COMPUTE waits, each with its color, a word for the legend, and a text. Such
+stretches are red, with hatching in the color of the cause.
 """
 
 OP_COLORS: dict[str, str] = {op: color for color, ops in OP_GROUPS.values() for op in ops}
@@ -222,7 +223,7 @@ def wait_bars(
 
 
 def _bars_of_cause(cause: str, waits: list[Wait], row: str) -> dict[str, Any]:
-    color, text = WAITS[cause]
+    color, _, text = WAITS[cause]
     look = {
         "width": 0.72,
         "marker": {

@@ -172,8 +172,8 @@ def timeline_phases(timeline: StepTimeline | None) -> list[dict[str, Any]]:
 def timeline_legend(
     timeline: StepTimeline | None, simulated: PlanSimulated | None = None
 ) -> list[dict[str, str]]:
-    """Returns entries `{label, color, kind}` for everything that the timeline shows; `kind` is op,
-    wait or predicted.
+    """Returns entries `{label, color, kind, about}` for everything that the timeline shows; `kind`
+    is op, wait or predicted, and `about` a text on waits.
     """
     if timeline is None or not timeline.spans:
         return []
@@ -182,12 +182,13 @@ def timeline_legend(
         _entry(label, color, "op") for label, (color, ops) in OP_GROUPS.items() if shown & set(ops)
     ]
     for cause, seconds in _waited(timeline).items():
-        color, text = WAITS.get(cause, WAITS["other"])
-        legend.append(_entry(f"Compute waits for {text}: {duration_text(seconds)}", color, "wait"))
+        color, word, text = WAITS.get(cause, WAITS["other"])
+        about = f"Compute waits {duration_text(seconds)} for {text}"
+        legend.append(_entry(f"Wait: {word}", color, "wait", about))
     if not timeline.waits:
-        legend.append(_entry("Compute waits", WAIT_COLOR, "op"))
+        legend.append(_entry("Wait", WAIT_COLOR, "op"))
     if simulated is not None:
-        legend.append(_entry("As predicted", GRAY, "predicted"))
+        legend.append(_entry("Predicted", GRAY, "predicted"))
     return legend
 
 
@@ -213,8 +214,8 @@ def busy_share(timeline: StepTimeline) -> float:
     return min(1.0, busy / length) if length > 0 else 0.0
 
 
-def _entry(label: str, color: str, kind: str) -> dict[str, str]:
-    return {"label": label, "color": color, "kind": kind}
+def _entry(label: str, color: str, kind: str, about: str = "") -> dict[str, str]:
+    return {"label": label, "color": color, "kind": kind, "about": about}
 
 
 def _waited(timeline: StepTimeline) -> dict[str, float]:

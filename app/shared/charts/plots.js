@@ -37,6 +37,8 @@ export function themed(layout, node) {
             font: { color: color("text") },
         },
     };
+    const words = { font: { color: color("muted") } };
+    drawn.annotations = layout.annotations?.map((each) => ({ ...words, ...each }));
     for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
         drawn[name] = themedAxis(layout[name], color("line"), color("muted"));
         // Plotly would measure every label; next to a chart, none can reach past its edge.

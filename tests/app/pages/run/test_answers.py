@@ -1,6 +1,8 @@
 """What the model answers is shown beside the loss, before training and now."""
 
 from app.pages.run.answers import answers
+from app.pages.run.facts import NOT_TESTED
+from app.pages.run.facts import answers as answers_right
 from engine.runs.record.events import EvalFinished, ExactMatchMeasured, PromptsAnswered
 from engine.runs.record.snapshot import RunSnapshot
 from tests.support.folded import fold
@@ -44,6 +46,12 @@ def test_before_the_first_evaluation_the_answers_before_training_are_there():
     }
 
 
+def test_the_first_answers_have_their_place_while_they_are_awaited():
+    found = answers(RunSnapshot(), is_over=False, is_awaited=True)
+    assert (found["caption"], found["rows"]) == ("Asked first before training", [])
+    assert not found["is_absent"] and answers(RunSnapshot(), is_over=False)["is_absent"]
+
+
 def test_an_evaluation_answers_three_of_them_anew_and_says_which_is_right():
     evaluated = [EvalFinished(10, 1.0, 9), few(10, "0", "3", "4")]
     found = answers(run(BEFORE, *trained(10, *evaluated)), is_over=False)
@@ -57,6 +65,18 @@ def test_an_evaluation_answers_three_of_them_anew_and_says_which_is_right():
     assert answers(run(BEFORE, *later), is_over=False)["caption"] == (
         "Step 10 · asked at 1 of 2 evaluations, to stay within 2 % of the time"
     )
+
+
+def test_the_number_beside_the_verdict_agrees_with_the_answers_below_it():
+    asked = run(BEFORE, *trained(3))
+    assert answers_right(asked, None, None)["to"] == NOT_TESTED
+    answered = run(BEFORE, *trained(10, EvalFinished(10, 1.0, 9), few(10, "0", "3", "4")))
+    right = answers_right(answered, None, None)
+    assert (right["to"], right["at"]) == ("2 of 3", "step 10")
+    # Whoever gets the weights of a step gets the test of that step.
+    assert answers_right(answered, 10, None)["to"] == NOT_TESTED
+    tested = run(BEFORE, *trained(30, few(20, "1", "1", "1"), AFTER))
+    assert answers_right(tested, None, None)["to"] == "100 %"
 
 
 def test_in_the_end_more_are_shown_with_the_score():

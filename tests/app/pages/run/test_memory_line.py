@@ -1,7 +1,19 @@
 """Memory over time says that it is flat where it was measured to be, and what was predicted."""
 
-from app.pages.run.memory_line import flat_text, memory_line_figure, memory_text
-from engine.runs.record.events import ForecastChecked, MemorySampled, RunStarted, StateChanged
+from app.pages.run.memory_line import (
+    flat_text,
+    memory_line_figure,
+    memory_text,
+    predicted_text,
+)
+from app.pages.run.run_figures import summaries
+from engine.runs.record.events import (
+    ForecastChecked,
+    MemorySampled,
+    PlanBuilt,
+    RunStarted,
+    StateChanged,
+)
 from engine.runs.record.snapshot import RunSnapshot
 from tests.support.folded import fold
 from tests.support.synthetic_run import GIB, records
@@ -32,6 +44,17 @@ def test_memory_that_grows_or_is_not_known_yet_is_not_flat():
     few = sampled(count=3, host_total=32 * GIB)
     assert memory_text(few) == "peak 10.0 GiB · 22.0 GiB free" and "flat" not in flat_text(few)
     assert memory_text(RunSnapshot()) == flat_text(RunSnapshot()) == ""
+
+
+def test_before_the_first_step_there_is_what_was_predicted():
+    assert predicted_text(RunSnapshot()) == "" and summaries(RunSnapshot()) == {}
+    quantities = {"host_bytes": {"predicted": 9 * GIB}, "gpu_peak_bytes": {"predicted": 4 * GIB}}
+    planned = PlanBuilt({"predicted_seconds": 0.5})
+    begin = [planned, RunStarted(total_steps=100), ForecastChecked(0, "dry_run", quantities)]
+    assert summaries(fold(records(begin))) == {
+        "memory_line": "predicted: RAM 9.00 GiB, GPU 4.00 GiB",
+        "tflops": "predicted: 0.50 s a step, 50 s in all",
+    }
 
 
 def test_host_and_gpu_have_a_line_each():

@@ -48,9 +48,9 @@ def test_one_rank_is_drawn_with_its_own_times_alone(step):
     assert starts_in(first, "Exchange") == [1.0] and starts_in(second, "Exchange") == [-1.0]
     assert second["layout"]["xaxis"]["range"][0] < -2  # it began before rank 0
     for part in (first, second):
-        labels = [entry["label"] for entry in part["legend"]]
-        assert "Compute waits for the other GPUs: 3 ms" in labels
-        assert "Between GPUs" in labels
+        legend = {entry["label"]: entry["about"] for entry in part["legend"]}
+        assert legend["Wait: GPUs"] == "Compute waits 3 ms for the other GPUs"
+        assert "Between GPUs" in legend
         assert part["caption"].startswith("Step 8: ")
 
 
@@ -77,8 +77,9 @@ def test_all_ranks_share_an_axis(step):
             if trace["name"] == "waiting: exchange" and trace["y"] == [f"{rank} Compute"]
         ]
         assert waits["base"] == [begin] and waits["x"] == [3.0]
-    labels = [entry["label"] for entry in part["legend"]]
-    assert "Compute waits for the other GPUs: 6 ms on all ranks together" in labels
+    legend = {entry["label"]: entry["about"] for entry in part["legend"]}
+    about = "Compute waits 6 ms for the other GPUs, on all ranks together"
+    assert legend["Wait: GPUs"] == about
     assert "on 2 ranks" in part["caption"]
     assert part["is_whole"]
     assert not part["count"]

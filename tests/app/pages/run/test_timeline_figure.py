@@ -265,11 +265,12 @@ def test_waits_are_drawn_by_cause_and_added_up_in_the_legend():
     assert figure["layout"]["xaxis"]["range"][0] < -500, (
         "what was waited for before the step's first op is seen"
     )
-    assert [entry["label"] for entry in timeline_legend(step) if entry["kind"] == "wait"] == [
-        "Compute waits for the optimizer: 1.00 s",
-        "Compute waits for weights: 250 ms",
-        "Compute waits for other work: 125 ms",
-    ]
+    waits_named = [entry for entry in timeline_legend(step) if entry["kind"] == "wait"]
+    assert {entry["label"]: entry["about"] for entry in waits_named} == {
+        "Wait: optimizer": "Compute waits 1.00 s for the optimizer",
+        "Wait: weights": "Compute waits 250 ms for weights",
+        "Wait: other": "Compute waits 125 ms for other work",
+    }
     assert timeline_text(step) == "Step 1: 4.00 s · busy 94 %"
 
 
@@ -279,7 +280,7 @@ def test_an_older_record_shows_gaps_without_a_cause(step):
     assert waiting["base"] == [0]
     assert waiting["x"] == [4]
     assert "pattern" not in waiting["marker"]
-    assert "Compute waits" in [
+    assert "Wait" in [
         entry["label"] for entry in timeline_legend(StepTimeline(step.step, step.spans))
     ]
 
@@ -375,9 +376,10 @@ def test_the_prediction_is_one_path_a_lane_and_in_the_words_of_each_span(step):
     )
     assert traces(figure)[Lane.COMPUTE]["customdata"][0] == "block 0: forward<br>3 ms predicted"
     assert timeline_legend(step, simulated)[-1] == {
-        "label": "As predicted",
+        "label": "Predicted",
         "color": "#8a93a3",
         "kind": "predicted",
+        "about": "",
     }
     assert ghosts(timeline_figure(step)) == []
 
