@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -569,6 +570,20 @@ def remove(path: Path, within: Path) -> None:
     """Removes a file or a link itself, if it exists. Raises OSError."""
     with contextlib.suppress(FileNotFoundError), _Above(path, within) as (name, folder):
         os.unlink(name, dir_fd=folder)
+
+
+def remove_oldest(folder: Path, names: re.Pattern[str], most: int) -> None:
+    """Removes the oldest files of a folder beyond `most`, of those whose whole names match `names`.
+    Raises OSError for a folder that cannot be read.
+    """
+    found = [
+        (status.st_mtime_ns, name)
+        for name, status in entries(folder, folder).items()
+        if names.fullmatch(name)
+    ]
+    for _, name in sorted(found)[:-most]:
+        with contextlib.suppress(OSError):  # another process is removing files too
+            remove(folder / name, folder)
 
 
 def remove_tree(path: Path, within: Path) -> None:

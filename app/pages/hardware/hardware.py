@@ -7,7 +7,7 @@ Answers are plain data for `hardware.js`, and are cached by the values that they
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from app.pages.hardware.hardware_text import (
     rates_text,
     rounded_rate,
 )
+from app.pages.hardware.kept_rows import rows_with_files
 from app.pages.hardware.measuring import probe
 from app.session.jobs import Job
 from app.session.session import Session
@@ -358,7 +359,11 @@ def _rows_of(
     """Returns the rows of one machine. The rates are only part of the key of the cached answer: the
     engine reads them itself.
     """
-    return list(rows_of(config, (column,), timed=timed, any_optimizer=any_optimizer))
+
+    def compute() -> Iterator[Row]:
+        return rows_of(config, (column,), timed=timed, any_optimizer=any_optimizer)
+
+    return rows_with_files(config, any_optimizer, column, timed, compute)
 
 
 def _rates(machine: Machine) -> dict[str, Any]:

@@ -305,10 +305,4 @@ def _keep(key: str, survey: Survey) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         content = json.dumps(survey.to_plain())
         safe_files.write_whole(folder / key, content, folder, durable=False)
-        kept = [
-            (status.st_mtime, name)
-            for name, status in safe_files.entries(folder, folder).items()
-            if _OURS.fullmatch(name)
-        ]
-        for _, old in sorted(kept)[:-_KEPT]:
-            safe_files.remove(folder / old, folder)
+        safe_files.remove_oldest(folder, _OURS, _KEPT)

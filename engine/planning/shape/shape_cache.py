@@ -135,7 +135,8 @@ def keep_shape(key: str, shape: ModelShape) -> None:
         file = _file(key)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         safe_files.write_whole(file, content, file.parent, durable=False)
-        _remove_oldest(file.parent)
+        # Files left behind by a process that ended while writing count as well.
+        safe_files.remove_oldest(file.parent, _OURS, MOST_FILES)
     except (OSError, ValueError, TypeError, RuntimeError):
         return
 
@@ -143,21 +144,6 @@ def keep_shape(key: str, shape: ModelShape) -> None:
 def _file(key: str) -> Path:
     """Returns the file for a key. Raises RuntimeError if the user has no home folder."""
     return cache_folder() / "shapes" / f"{key}.json"
-
-
-def _remove_oldest(folder: Path) -> None:
-    """Removes the oldest files beyond MOST_FILES.
-
-    Files left behind by a process that ended while writing count as well.
-    """
-    found = [
-        (status.st_mtime_ns, name)
-        for name, status in safe_files.entries(folder, folder).items()
-        if _OURS.fullmatch(name)
-    ]
-    for _, name in sorted(found)[:-MOST_FILES]:
-        with contextlib.suppress(OSError):  # another process is removing files too
-            safe_files.remove(folder / name, folder)
 
 
 # ---------------------------------------------------------------------- what decides a shape

@@ -15,6 +15,7 @@ import pytest
 from starlette.applications import Starlette
 
 from app.pages.frame.job_routes import job_routes
+from app.pages.hardware import kept_rows
 from app.pages.hardware.hardware import Hardware, read_settings
 from app.pages.hardware.hardware_routes import hardware_routes
 from app.pages.hardware.measuring import PARTS, _Asking, probe
@@ -27,6 +28,7 @@ from engine.machine.gpus import GpuInfo
 from engine.machine.known_machines import machines
 from engine.machine.rates import store_rates, stored_rates
 from engine.machine.read_machine import Machine, read_machine
+from engine.paths import PROGRAM_ROOT
 from engine.planning.fit.model_table import HERE, columns, rows_of
 from engine.planning.shape.catalog import catalog, entry_of
 from engine.runs.record.recorder import RunRecorder
@@ -265,6 +267,40 @@ def test_an_identical_request_is_remembered_and_small_changes_are_none(tab, monk
     )
     tab.call("hardware")
     assert tab.call("hardware/column", asked).json() == first
+
+
+def test_the_column_of_a_known_machine_outlives_the_program(tmp_path, monkeypatch):
+    """It is read from its file, unless it is damaged; this machine's is never kept."""
+    asked = [{"machine": name, "timed": True, "settings": {"rows": 4}} for name in ("H200", HERE)]
+    first, here = (Tab(tmp_path).call("hardware/column", each).json() for each in asked)
+    (file,) = (tmp_path / "cache" / "tables").iterdir()
+    computed = []
+
+    def counting(*arguments, **more):
+        computed.append(arguments[1])
+        return rows_of(*arguments, **more)
+
+    monkeypatch.setattr("app.pages.hardware.hardware.rows_of", counting)
+    again = [Tab(tmp_path).call("hardware/column", each).json() for each in asked]
+    assert again == [first, here] and [column.name for (column,) in computed] == [HERE]
+    file.write_bytes(file.read_bytes()[:-40])
+    assert Tab(tmp_path).call("hardware/column", asked[0]).json() == first
+    assert [column.name for (column,) in computed] == [HERE, "H200"]
+    monkeypatch.setattr(kept_rows, "_first_sources", lambda: ["other code"])
+    assert Tab(tmp_path).call("hardware/column", asked[0]).json() == first
+    assert [column.name for (column,) in computed] == [HERE, "H200", "H200"]
+
+
+def test_what_decides_a_kept_column_is_all_that_planning_imports():
+    """Of the engine, these packages import each other and single files alone."""
+    rooms = "|".join(kept_rows.ROOMS)
+    for room in kept_rows.ROOMS:
+        for file in (PROGRAM_ROOT / "engine" / room).rglob("*.py"):
+            for name in re.findall(
+                r"^\s*(?:from|import) engine\.([\w.]+)", file.read_text(), re.MULTILINE
+            ):
+                is_single = (PROGRAM_ROOT / "engine" / f"{name}.py").exists()
+                assert is_single or re.match(rf"({rooms})\b", name), (file, name)
 
 
 @pytest.mark.slow("it plans hundreds of jobs, for five seconds or more")
