@@ -148,7 +148,11 @@ def pressed(tmp_path):
     start = next(event for event in page.fns.values() if event.name == "start")
     by_id = {setting.elem_id: setting.dotted for setting in settings()}
     shown = shown_values(config)
-    values = {box: shown.get(by_id.get(box.elem_id, ""), FIRST_PRESET) for box in start.inputs}
+    other = {"preset": FIRST_PRESET, "detached": False}
+    values = {
+        box: shown[by_id[box.elem_id]] if box.elem_id in by_id else other[box.elem_id]
+        for box in start.inputs
+    }
     called: dict[tuple[str, str], None] = {}
 
     def note(frame: FrameType, event: str, _: object) -> None:

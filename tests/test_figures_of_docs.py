@@ -82,11 +82,6 @@ STATED: tuple[tuple[str, str, tuple[float, ...]], ...] = (
         r"may be (\d+) % slower for more of them, and (\d+) % for the whole",
         ((fastest.GPU_RESIDENT_COST - 1) * 100, (fastest.ALL_GPU_RESIDENT_GAIN - 1) * 100),
     ),
-    (
-        "planner.md",
-        r"less than (\d+) GiB, units live there only",
-        (device_memory.SMALL_GPU_BYTES / GIB,),
-    ),
     ("planner.md", r"shorter by (\d+) %", ((1 - choose.KEPT_GRADIENTS_GAIN) * 100,)),
     (
         "planner.md",
@@ -243,6 +238,7 @@ FIGURES = {
         *(planes, bytes_a_parameter, parameters, trained),
     )
 }
+ALL_IN_RAM = ("--set", "engine.states=host")
 IN_TEXT = (
     (
         "lora.md",
@@ -259,13 +255,13 @@ IN_TEXT = (
     (
         "planes.md",
         r"Llama 3.1 8B takes ([\d.]+) bytes a parameter",
-        ("--model", "meta-llama/Llama-3.1-8B", "--optimizer", "adamw_8bit"),
+        ("--model", "meta-llama/Llama-3.1-8B", "--optimizer", "adamw_8bit", *ALL_IN_RAM),
         ("bytes_a_parameter",),
     ),
     (
         "planes.md",
         r"Qwen2.5 0.5B, which is a third\s+embedding, ([\d.]+)\.",
-        ("--model", "Qwen/Qwen2.5-0.5B", "--optimizer", "adamw_8bit"),
+        ("--model", "Qwen/Qwen2.5-0.5B", "--optimizer", "adamw_8bit", *ALL_IN_RAM),
         ("bytes_a_parameter",),
     ),
 )

@@ -46,7 +46,7 @@ from engine.planning.fit.device_memory import (
     size_of_device,
 )
 from engine.planning.fit.fastest import Found, fastest
-from engine.planning.fit.fill_memory import ON_HOST, Candidate, MemoryFiller, OutsideRam
+from engine.planning.fit.fill_memory import ON_HOST, Candidate, MemoryFiller
 from engine.planning.fit.job import Job, Target, refuse_contradictions
 from engine.planning.fit.plan_families import (
     keeps_gradients_on_gpu,
@@ -204,25 +204,8 @@ class _Try:
         rates = with_disk(target.rates or TYPICAL[target.device], job.config)
         self._times = StepTimes(self._sizer, rates)
         self._offloads_to_disk = attempt.offloads_to_disk
-        self._allows_gpu_resident = True
-        """Whether units may live on the device."""
 
     def strategies(self) -> list[Strategy]:
-        """Returns the strategies of the plan families that the job needs (`_of_families`). On a
-        small GPU, memory does more for activations, so units live there only where the job does not
-        fit otherwise.
-        """
-        memory = self._sizer.memory
-        is_small = size_of_device(memory.device, memory.limit) == "small"
-        if is_small and not self._offloads_to_disk:  # what lives on the GPU need not go to the disk
-            self._allows_gpu_resident = False
-            strategies = self._of_families()
-            if any(strategy.has_room for strategy in strategies):
-                return strategies
-            self._allows_gpu_resident = True
-        return self._of_families()
-
-    def _of_families(self) -> list[Strategy]:
         """Returns the usual strategy where RAM suffices, else those of the groups of plan families
         up to the first that fits with room for its block inputs, or the one that comes closest.
 
@@ -256,10 +239,8 @@ class _Try:
         """Returns the strategy of one plan family. only: it considers these batch splits alone."""
         job, target, coarse = self._job, self._target, self._coarse
         free = self.free_beside(family)
-        elsewhere = OutsideRam(
-            self._allows_gpu_resident, target.disk_free if self._offloads_to_disk else 0
-        )
-        filler = MemoryFiller(self._sizer, free, coarse, family, elsewhere)
+        disk_bytes = target.disk_free if self._offloads_to_disk else 0
+        filler = MemoryFiller(self._sizer, free, coarse, family, disk_bytes)
         splits = list(only or batch_splits(job, self._sizer.device, coarse))
         return Strategy(filler, splits, free)
 

@@ -58,15 +58,6 @@ class Candidate(NamedTuple):
         return self.size, self.choices.batching.rounds
 
 
-class OutsideRam(NamedTuple):
-    """Which states may be elsewhere than in RAM."""
-
-    gpu_resident: bool = True
-    """Whether units may live on the device."""
-    disk_bytes: int = 0
-    """Bytes of the disk that moments and block inputs which do not fit in RAM may take."""
-
-
 class MemoryFiller:
     """Fills the device's memory for the batch splits of one job.
 
@@ -74,7 +65,8 @@ class MemoryFiller:
     these alone do not fit.
     coarse: fewer candidates are tried. family: all candidates keep gradients, embed and head, and
     block inputs of pairs as it does; with several rounds, embed and head are not in kept gradients
-    but share a slot. Its slots are the fewest, unless the settings say how many.
+    but share a slot. Its slots are the fewest, unless the settings say how many. disk_bytes: bytes
+    of the disk that moments and block inputs which do not fit in RAM may take.
     """
 
     def __init__(
@@ -83,15 +75,13 @@ class MemoryFiller:
         free_host_bytes: int,
         coarse: bool,
         family: PlanChoices,
-        elsewhere: OutsideRam,
+        disk_bytes: int = 0,
     ):
         self._family = family
         self._has_one_rank = sizer.job.world_size == 1
-        may_be_gpu_resident = elsewhere.gpu_resident and (
-            self._has_one_rank or not sizer.shape.has_fp32_weights
-        )
+        may_be_gpu_resident = self._has_one_rank or not sizer.shape.has_fp32_weights
         self._allows_gpu_resident = may_be_gpu_resident and sizer.job.config.engine.states == AUTO
-        self._disk_bytes = elsewhere.disk_bytes
+        self._disk_bytes = disk_bytes
         self.sizer = sizer
         self._engine = sizer.job.config.engine
         self._rounding = sizer.job.rounding

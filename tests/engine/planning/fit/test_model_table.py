@@ -90,10 +90,11 @@ def test_files_of_a_table_name_the_optimizer_of_each_cell():
 @pytest.mark.parametrize(
     ("ram_gib", "changes", "words"),
     [
-        (64, {}, "just, bf16, GPU gradients, pairs"),
-        (64, {"engine.gradients": "host"}, "just, bf16, pairs"),
+        (48, {}, "just, 8 bits, GPU gradients, pairs"),
+        (64, {}, "just, bf16, pairs"),
+        (64, {"engine.states": "host"}, "just, bf16, GPU gradients, pairs"),
         (64, {"engine.gradients": "host", "engine.states": "host"}, "just, 8 bits"),
-        (64, {"train.batch_size": 8}, "just, bf16, GPU gradients"),
+        (64, {"engine.states": "host", "train.batch_size": 8}, "just, bf16, GPU gradients"),
         (256, {}, "tokens/s, fp32"),
     ],
 )
