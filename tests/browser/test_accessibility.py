@@ -379,7 +379,7 @@ def test_a_phone_shows_the_run_first_and_has_buttons_for_fingers(opened):
     page.wait_for_function("scrollY > 300")
     bar = page.locator("#rs-run_bar").bounding_box()
     assert bar["y"] + bar["height"] <= STAYS
-    for name in ("word", "step", "left"):
+    for name in ("word", "step"):
         expect(page.locator(f".rs-bar [data-field={name}]")).to_be_in_viewport(ratio=1)
     for button in page.locator(".rs-actions button:visible").all():
         expect(button).to_be_in_viewport(ratio=1)

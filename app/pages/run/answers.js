@@ -7,11 +7,14 @@ export class Answers {
         this.root = root;
     }
 
-    show({ title, caption, rows, is_absent }) {
+    // about: a tooltip of the caption.
+    show({ title, caption, about, rows, is_absent }) {
         const { root } = this;
         root.hidden = is_absent;
         setText(field(root, "answers-title"), title);
-        setText(field(root, "answers-caption"), caption);
+        const under = field(root, "answers-caption");
+        setText(under, caption);
+        under.title = about;
         setText(field(root, "answers-now"), title.startsWith("Before") ? "After" : "Now");
         root.querySelector("tbody").replaceChildren(...rows.map(answerRow));
     }

@@ -12,6 +12,7 @@ from engine.runs.record.snapshot import RunSnapshot
 
 SHOWN_GOING, SHOWN_OVER = 3, 5
 """Number of prompts that are shown while a run goes on, and once it is over."""
+ABOUT = "Answers take at most 2 % of the run’s time; where they would take more, they are left out."
 
 
 def answers(snapshot: RunSnapshot, is_over: bool, is_awaited: bool = False) -> dict[str, Any]:
@@ -22,10 +23,13 @@ def answers(snapshot: RunSnapshot, is_over: bool, is_awaited: bool = False) -> d
     after = _of_moment(snapshot, "after")
     most = SHOWN_OVER if is_over else SHOWN_GOING
     rows = _of_validation(snapshot) or _of_fixed_prompts(snapshot)
+    # Later answers are asked of a few prompts; the others have no row until all are asked.
+    rows = [row for row in rows if "now" in row] or rows
     step = after.step if after is not None else _latest(snapshot)
     return {
         "title": "Before and after training" if is_over else "What it answers now",
         "caption": _score(after) if after is not None else _when(snapshot, step, is_over),
+        "about": "" if is_over else ABOUT,
         "rows": rows[:most],
         "is_absent": not rows and not is_awaited,
     }
@@ -101,8 +105,6 @@ def _when(snapshot: RunSnapshot, step: int, is_over: bool) -> str:
         return "" if is_over else "Asked first before training"
     if not asked:
         return "" if is_over else "Asked again at an evaluation"
-    of = f"Step {step:,}"
     if len(asked) < len(evaluated):
-        of_all = f"asked at {len(asked)} of {len(evaluated)} evaluations"
-        return f"{of} · {of_all}, to stay within 2 % of the time"
-    return f"{of} · at every evaluation"
+        return f"Step {step:,} · at {len(asked)} of {len(evaluated)} evaluations"
+    return f"Step {step:,} · at every evaluation"

@@ -54,7 +54,7 @@ def validation_loss(
 
 def answers(snapshot: RunSnapshot, step: int | None, best: Best | None) -> dict[str, str] | None:
     """Returns the share of validation prompts answered exactly, before training and by these
-    weights. Until the latest weights are tested, it is how many of the sample answers are right.
+    weights. Until they are tested, it is how many of their sample answers are right.
     """
     matches = [match for match in snapshot.exact_matches if match.total]
     if not matches:
@@ -67,8 +67,8 @@ def answers(snapshot: RunSnapshot, step: int | None, best: Best | None) -> dict[
     if newest is not None:
         at = f"of {newest.total:,}, {_place(newest.step, best, 'exact_match')}"
     to = NOT_TESTED if newest is None else _share(newest)
-    samples = right_samples(snapshot) if newest is None and step is None else None
-    if samples is not None:
+    samples = right_samples(snapshot) if newest is None else None
+    if samples is not None and step in (None, samples[2]):
         right, asked, at_step = samples
         to, at = f"{right} of {asked}", _moment(at_step)
     return {

@@ -16,11 +16,12 @@ export const CONFIG = {
 const NARROW = 480; // px of a chart below which its legend is smaller
 const BESIDE = 200; // px outside the visible area in which charts are already drawn
 
+// A logarithmic axis. Without a format, Plotly shortens 0.2 and 20 alike to the digit 2; with more
+// ticks, it writes all digits of a decade, one over the other.
+export const LOG_AXIS = { type: "log", tickformat: "~g", nticks: 3 };
+
 // Returns the layout of a figure from the server, in the colors of the page and the size of its
 // place.
-// A logarithmic axis. Without a format, Plotly shortens 0.2 and 20 alike to the digit 2.
-export const LOG_AXIS = { type: "log", tickformat: "~g" };
-
 export function themed(layout, node) {
     const style = getComputedStyle(document.body);
     const color = (name) => style.getPropertyValue(`--rs-${name}`).trim();

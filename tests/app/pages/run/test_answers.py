@@ -61,9 +61,11 @@ def test_an_evaluation_answers_three_of_them_anew_and_says_which_is_right():
         ("4", True),
     ]
     assert found["caption"] == "Step 10 · at every evaluation"
+    stopped = answers(run(BEFORE, *trained(10, *evaluated)), is_over=True)
+    assert len(stopped["rows"]) == 3, "nobody asked the others again"
     later = [*trained(20)[:10], *evaluated, *trained(20)[10:], EvalFinished(20, 1.0, 9)]
     assert answers(run(BEFORE, *later), is_over=False)["caption"] == (
-        "Step 10 · asked at 1 of 2 evaluations, to stay within 2 % of the time"
+        "Step 10 · at 1 of 2 evaluations"
     )
 
 
@@ -73,8 +75,9 @@ def test_the_number_beside_the_verdict_agrees_with_the_answers_below_it():
     answered = run(BEFORE, *trained(10, EvalFinished(10, 1.0, 9), few(10, "0", "3", "4")))
     right = answers_right(answered, None, None)
     assert (right["to"], right["at"]) == ("2 of 3", "step 10")
-    # Whoever gets the weights of a step gets the test of that step.
-    assert answers_right(answered, 10, None)["to"] == NOT_TESTED
+    # Whoever gets the weights of a step is told the answers of that step.
+    assert answers_right(answered, 10, None)["to"] == "2 of 3"
+    assert answers_right(answered, 5, None)["to"] == NOT_TESTED
     tested = run(BEFORE, *trained(30, few(20, "1", "1", "1"), AFTER))
     assert answers_right(tested, None, None)["to"] == "100 %"
 
