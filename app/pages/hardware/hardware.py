@@ -190,8 +190,7 @@ class Hardware:
             job.check()
             if self._session.active_id is not None:
                 raise RunError(
-                    "A run was started, so the measurement was given up; the rates are as they "
-                    "were."
+                    "A run was started, so the measurement ended. The speeds are those of before."
                 )
 
         job = self._session.jobs.start(
@@ -334,7 +333,7 @@ def read_settings(settings: Mapping[str, Any]) -> TrainConfig:
         values["optimizer"] = DEFAULTS["optimizer"]
     if isinstance(values["rows"], int) and values["rows"] > MOST_ROWS:
         raise RunError(
-            f"Rows a step: {values['rows']:,} is too many for a table; at most {MOST_ROWS:,}."
+            f"Batch size: {values['rows']:,} is too large for a table; at most {MOST_ROWS:,}."
         )
     tree: dict[str, Any] = {
         "name": "table",
@@ -424,7 +423,7 @@ def _about_largest(found: tuple[CatalogEntry, Cell] | None, config: TrainConfig)
     if found is None:
         return f"No model of the catalog fits here with {job}. Fewer or shorter rows take less."
     entry, cell = found
-    tight = ", only just" if cell.status == FitStatus.TIGHT else ""
+    tight = ", and just fits" if cell.status == FitStatus.TIGHT else ""
     return (
         f"{entry.title} ({_counted(_shape(entry, config), config)} parameters), {job}: "
         f"{in_bytes(cell.host_bytes)} of RAM{and_gpu_memory(cell)} "

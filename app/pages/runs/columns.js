@@ -45,7 +45,7 @@ export class Columns {
         });
         const sorted = COLUMNS.filter(({ sort }) => sort);
         this.select.replaceChildren(
-            ...sorted.map(({ name, label }) => el("option", { value: name }, label)),
+            ...sorted.map(({ name, label }) => el("option", { value: name }, `Sort: ${label}`)),
         );
         this.select.addEventListener("change", () => this.sortBy(this.select.value));
         this.drawHeads();

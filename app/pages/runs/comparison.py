@@ -38,7 +38,7 @@ from engine.runs.record.snapshot import RunSnapshot
 COLORS = (BLUE, AMBER, GREEN, VIOLET, PINK, TEAL)
 CURVE_POINTS = 500
 OTHER_DATA = (
-    "The data of these runs differ or are unknown, so no loss or share of answers is marked best."
+    "These runs may have different data, so no loss or share of right answers is marked best."
 )
 NAME_SHOWN = 48
 """Number of characters of a run's name in the label of a curve; the table next to it shows the
