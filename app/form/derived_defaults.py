@@ -8,14 +8,14 @@ of the form's components by dotted name (`settings_form`).
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import date
-from pathlib import PurePath
 from typing import Any
 
 from app.form.own_precision import own_precision
 from app.form.settings_form import shown_changes, shown_values
+from app.form.source_names import run_name
 from engine.config.preference_settings import OBJECTIVE
 from engine.config.settings import OptimConfig, TrainConfig
 from engine.planning.shape.catalog import catalog
@@ -29,7 +29,6 @@ LENGTH = {"train.epochs": "3", "train.steps": ""}
 """Length of a run on a person's own data, whatever that of a preset on its own is."""
 HIGHEST_OF_ADAPTERS, LOWEST_OF_ADAPTERS = 1e-3, 1e-4
 """Usual rates of adapters, which are about ten times those of whole models."""
-LONGEST_TITLE = 40
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,7 @@ class DerivedDefaults:
     notes: tuple[str, ...]
 
 
-def derived_defaults(
-    before: Shown, after: Shown, names: Collection[str], today: date
-) -> DerivedDefaults:
+def derived_defaults(before: Shown, after: Shown, names: Collection[str]) -> DerivedDefaults:
     """Returns what follows from the changes between two states of the form. names: these are of
     presets, so no person has given them to a run.
     """
@@ -64,12 +61,21 @@ def derived_defaults(
             changes[OBJECTIVE] = "sft"
     if "train.method" in changed and "train.learning_rate" not in changed:
         _derive_rate(before, after, changes)
-    if "name" not in changed and changed & {"model.source", "data.source"}:
-        given = str(before.get("name") or "").strip()
-        if not given or given in names or given.startswith(run_title(before)):
-            changes["name"] = f"{run_title(after)}, {today.day} {today:%b}"
+    if "data.source" in changed and "name" not in changed and not _is_given(before, names):
+        changes["name"] = run_name(after["data.source"]) or before["name"]
     changes = {name: value for name, value in changes.items() if value != after.get(name)}
     return DerivedDefaults(changes, tuple(notes))
+
+
+def _is_given(before: Shown, names: Collection[str]) -> bool:
+    """Returns whether a person gave its name to a run: it is no preset's, nor that of its data,
+    which has a number in a repeat.
+    """
+    name = str(before.get("name") or "").strip()
+    if not name or name in names:
+        return False
+    of_data = run_name(before.get("data.source"))
+    return re.fullmatch(rf"{re.escape(of_data)}( \d+)?", name) is None
 
 
 def _derive_micro_batch(after: Shown, changes: dict[str, Any], notes: list[str]) -> None:
@@ -110,21 +116,6 @@ def rate_of_adapters(rate: float) -> float:
     if rate >= HIGHEST_OF_ADAPTERS:
         return rate
     return min(HIGHEST_OF_ADAPTERS, max(LOWEST_OF_ADAPTERS, 10 * rate))
-
-
-def run_title(shown: Shown) -> str:
-    """Returns what a run is about: the model and the data, in short names."""
-    model, data = (short_name(shown.get(name)) for name in ("model.source", "data.source"))
-    return " on ".join(name for name in (model, data) if name)
-
-
-def short_name(source: Any) -> str:
-    """Returns the last part of a hub id or a path; a mix has the name of a mix."""
-    text = str(source or "").strip()
-    if text.startswith("["):
-        return "a mix"
-    name = PurePath(text.replace("\\", "/")).name
-    return name if len(name) <= LONGEST_TITLE else f"{name[: LONGEST_TITLE - 1]}…"
 
 
 def default_values() -> dict[str, Any]:

@@ -33,6 +33,9 @@ from engine.config.optimizers import OPTIMIZERS
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
 
+_UNPRINTABLE = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters that YAML refuses, or takes for the end of a line."""
+
 Kind = Literal["text", "lines", "switch", "choice", "whole", "number"]
 """Kind of a component's value."""
 
@@ -217,8 +220,8 @@ class Setting:
         if self.kind == "lines":
             return "\n".join(map(_as_line, value))
         if isinstance(value, tuple):  # a mix of data sets, on one line as in a preset
-            parts = [_given(dataclasses.asdict(part)) for part in value]
-            return json.dumps(parts, ensure_ascii=False)
+            parts = [what_is_given(dataclasses.asdict(part)) for part in value]
+            return in_yaml_line(parts)
         if self.kind == "text" and self.optional:
             # A text that would be read as "no value" is put in quotes.
             return json.dumps(value) if self._means_empty(value) else _as_line(value)
@@ -364,14 +367,20 @@ def _setting(dotted: str, hint: Any, doc: str) -> Setting:
     )
 
 
-def _given(tree: dict[str, Any]) -> dict[str, Any]:
+def what_is_given(tree: dict[str, Any]) -> dict[str, Any]:
     """Returns a mapping without null values and without mappings that hold only nulls."""
     given = {}
     for key, item in tree.items():
-        kept = _given(item) if isinstance(item, dict) else item
+        kept = what_is_given(item) if isinstance(item, dict) else item
         if kept is not None and kept != {}:
             given[key] = kept
     return given
+
+
+def in_yaml_line(value: Any) -> str:
+    """Returns a text or a list as one line that is both JSON and YAML."""
+    text = json.dumps(value, ensure_ascii=False)
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _as_line(text: str) -> str:

@@ -84,7 +84,19 @@ def test_a_model_is_chosen_by_its_card(page):
     chosen = card.get_attribute("title")
     expect(box(page, "model.source")).to_have_value(chosen)
     expect(card.locator("input")).to_be_checked()
-    expect(box(page, "name")).to_have_value(re.compile("^" + chosen.split("/")[1]))
+    expect(page.locator(".rs-fit-panel [data-field=job]")).to_contain_text(
+        card.locator("b").inner_text()
+    )
+
+
+def test_the_command_of_what_the_form_shows_is_copied(page, context):
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    fill(page, "train.steps", "7")
+    expect(job(page)).to_contain_text("7 steps")
+    page.get_by_role("button", name="Copy command").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert "launch.py train presets/starter.yaml --set train.steps=7" in copied
 
 
 def test_in_a_narrow_window_the_summary_is_a_bar(page):

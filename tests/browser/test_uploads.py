@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.screen import box
+from tests.browser.screen import box, fill
 from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 
@@ -44,8 +44,9 @@ def test_a_dropped_table_is_uploaded_mapped_and_can_be_started(page, server):
     kept = set(server.runs.glob(".uploads/*"))  # of tests before
     assert page.evaluate(DROP, ["Meine Fragen.csv", table()]), "the browser would open the file"
     sent = files(page).locator("[data-part=sending] li")
-    expect(sent).to_contain_text("Meine Fragen.csv")
-    expect(sent).to_contain_text("uploaded")
+    listed = files(page).locator("[data-part=mix] li")
+    expect(listed).to_contain_text(re.compile(r"Meine Fragen\.csv\d+ bytes"))
+    expect(sent).to_have_count(0)
     path = re.compile(re.escape(str(server.runs / ".uploads")) + r"/[0-9a-f]{16}/Meine-Fragen\.csv")
     expect(box(page, "data.source")).to_have_value(path)
     mapping = page.locator(".rs-mapping")
@@ -103,8 +104,12 @@ def test_several_files_become_a_mix_and_a_refusal_is_told(page, server):
     page.get_by_label("Another data set").fill(str(other))
     files(page).get_by_role("button", name="Add", exact=True).click()
     expect(mix).to_have_count(3)
+    expect(box(page, "data.source")).to_be_hidden()  # which would show a notation for files
     page.get_by_label("Weight of another.jsonl").fill("2")
     page.get_by_label("Weight of another.jsonl").blur()
     expect(box(page, "data.source")).to_have_value(re.compile(r'another\.jsonl","weight":2\}\]$'))
-    files(page).get_by_role("button", name="Leave out one.csv").click()
-    expect(mix).to_have_count(2)
+    for name in ("one.csv", "another.jsonl", "three.jsonl"):
+        files(page).get_by_role("button", name=f"Leave out {name}").click()
+        expect(files(page).get_by_role("button", name=f"Leave out {name}")).to_have_count(0)
+    expect(box(page, "data.source")).to_have_value("")
+    fill(page, "data.source", "assets/starter.jsonl")

@@ -18,6 +18,7 @@ TABLE = {"rows": 32, "tokens": 1024, "dtype": "bfloat16"}
 CHOICE = {"run_id": RUN, "weights": "newest"}
 BODIES = {
     "/api/check": {"preset": None, "shown": SHOWN, "keep": False},
+    "/api/command": {"preset": None, "shown": SHOWN},
     "/api/derived": {"before": SHOWN, "after": SHOWN},
     "/api/rows": {"shown": SHOWN},
     "/api/fitting": {"shown": SHOWN},

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import date
+from pathlib import Path
 from typing import Any
 
 from app.form.derived_defaults import default_values, derived_defaults, with_even_rows
@@ -23,6 +23,7 @@ from app.form.settings_form import (
     settings,
     shown_changes,
 )
+from app.form.train_command import train_command
 from app.pages.new.data_figures import lengths_figure, lengths_text, packing_text
 from app.pages.new.draft import Drafts
 from app.pages.new.faults import unforeseen
@@ -37,7 +38,7 @@ from engine.config.data_settings import DataConfig
 from engine.config.preference_settings import OBJECTIVE
 from engine.config.setting_warnings import setting_warnings
 from engine.config.settings import TrainConfig
-from engine.errors import ConfigError, DataError, RamstreamError
+from engine.errors import ConfigError, DataError, RamstreamError, RunError
 from engine.machine.offload_folder import check_offload_folder
 from engine.machine.rates import rates_file
 from engine.machine.read_machine import Machine, read_machine
@@ -162,8 +163,22 @@ class Checker:
         `notes`, the sentences about them.
         """
         names = {preset.name for preset in self.presets.listed().values()}
-        found = derived_defaults(before, after, names, date.today())
+        found = derived_defaults(before, after, names)
         return {"changes": found.changes, "notes": list(found.notes)}
+
+    def command(self, preset: str | None, shown: dict[str, Any]) -> str:
+        """Returns the command that trains the form's settings without a browser. Raises RunError
+        for invalid settings.
+        """
+        try:
+            config = read_config(with_even_rows(shown)[0])
+        except ConfigError as error:
+            raise RunError(as_labeled(describe_error(error))) from None
+        listed = self.presets.listed()
+        bundled = [each for each in listed.values() if not each.is_own]
+        return train_command(
+            config, listed.get(preset or ""), bundled, Path(self._session.runs_dir)
+        )
 
     def fitting(self, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns the `changes` of settings that fit a person's own data, once they can be read."""

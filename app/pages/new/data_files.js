@@ -87,7 +87,10 @@ export class DataFiles {
         const paths = [];
         for (const row of rows) {
             const upload = await row.send();
-            if (upload) paths.push(upload.path);
+            if (!upload) continue;
+            paths.push(upload.path);
+            this.mix.know([upload]);
+            row.node.remove(); // it is listed among the data
         }
         this.isSending = false;
         this.part("choose").disabled = false;
@@ -107,6 +110,7 @@ export class DataFiles {
     async lookForStored() {
         const answer = await send("/api/uploads").catch(() => null);
         this.part("stored").hidden = !answer?.uploads.length;
+        if (answer) this.mix.know(answer.uploads);
     }
 
     async showStored() {
@@ -179,7 +183,6 @@ class SentFile {
         if (this.stop.signal.aborted) return null;
         try {
             const upload = await sendFile(this.file, this.stop.signal, (sent) => this.draw(sent));
-            this.end(`${inBytes(upload.bytes)}, uploaded`);
             return upload;
         } catch (error) {
             if (!this.stop.signal.aborted) this.end(error.message, true);

@@ -72,7 +72,8 @@ class Drafts:
 
     def _remember(self, tab: str, draft: _Kept) -> None:
         kept = self._drafts()
-        if kept.get(tab) == draft and self._is_written:
+        # A page sends its form again and again. What is of no tab was sent for the next one.
+        if tab != NO_TAB and kept.get(tab) == draft and self._is_written:
             return
         kept.pop(tab, None)
         kept[tab] = draft

@@ -8,6 +8,8 @@ POST /api/check {tab, preset, shown, keep, timed}
     false; without a tab, new tabs begin with it. If
     `timed` is true, the fit panel shows how long a step takes with each suggestion, and what it
     costs that units live where they do; the page asks for that once the fit panel stands.
+POST /api/command {preset, shown}
+    Answers with the `command` that trains these settings without a browser.
 POST /api/derived {before, after}
     Answers with the changes of other settings that follow from what a person changed.
 POST /api/fitting {shown}
@@ -62,6 +64,12 @@ def _check_routes(checker: Checker) -> list[Route]:
             await asyncio.to_thread(checker.drafts.remember, tab_of(body), preset, shown)
         return JSONResponse(await asyncio.to_thread(checker.fit_panel, shown, timed))
 
+    async def command(request: Request) -> Response:
+        body = await json_body(request)
+        preset = text_of(body, "preset") if body.get("preset") is not None else None
+        shown = _shown(body)
+        return JSONResponse({"command": await asyncio.to_thread(checker.command, preset, shown)})
+
     async def derived(request: Request) -> Response:
         body = await json_body(request)
         before, after = _shown(body, "before"), _shown(body, "after")
@@ -82,6 +90,7 @@ def _check_routes(checker: Checker) -> list[Route]:
 
     return [
         _post("/api/check", check),
+        _post("/api/command", command),
         _post("/api/derived", derived),
         _post("/api/fitting", fitting),
         _post("/api/models", models),

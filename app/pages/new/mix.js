@@ -1,6 +1,10 @@
-// Several files as one data set: each with its weight, and what adds another one.
+// The files of the data as a list: an uploaded one, or those of a mix, each with its weight; and what
+// adds another one.
 
+import { inBytes } from "../../shared/bytes.js";
 import { el } from "../../shared/dom.js";
+
+const IS_UPLOAD = /\/\.uploads\/[0-9a-f]+\/[^/]+$/;
 
 export class Mix {
     // choose: makes a text the data source of the form.
@@ -8,6 +12,7 @@ export class Mix {
         this.list = root.querySelector('[data-part="mix"]');
         this.row = root.querySelector('[data-part="add"]');
         this.choose = choose;
+        this.uploads = new Map(); // by path, their names and sizes as far as they are known
         this.sources = null; // null where the form's text is no list that can be read here
         const [box, button] = this.row.children;
         root.querySelector('[data-part="another"]').addEventListener("click", () => {
@@ -34,15 +39,28 @@ export class Mix {
         if (text === this.text) return;
         this.text = text;
         this.sources = sourcesIn(text);
-        const isMix = this.sources !== null && text.trim().startsWith("[");
-        this.list.replaceChildren(
-            ...(isMix ? this.sources.map((_, place) => this.part(place)) : []),
-        );
+        this.show();
+    }
+
+    // Takes what is known of uploads: `path`, `name` and `bytes` of each.
+    know(uploads) {
+        for (const upload of uploads) this.uploads.set(upload.path, upload);
+        this.show();
+    }
+
+    // The list stands for the box, which has a mix in a notation for files, and an upload by the
+    // path that the server gave to it.
+    show() {
+        const { sources, text = "" } = this;
+        const isListed = sources !== null && (text.trim().startsWith("[") || IS_UPLOAD.test(text));
+        document.body.classList.toggle("rs-listed", isListed);
+        this.list.replaceChildren(...(isListed ? sources.map((_, at) => this.part(at)) : []));
     }
 
     part(place) {
         const { source, weight = 1 } = this.sources[place];
-        const name = source.slice(source.lastIndexOf("/") + 1);
+        const upload = this.uploads.get(source);
+        const name = upload?.name ?? source.slice(source.lastIndexOf("/") + 1);
         const box = el("input", {
             type: "number",
             min: 0,
@@ -58,12 +76,17 @@ export class Mix {
             "li",
             { title: source },
             el("span", { class: "rs-data-files-name" }, name),
-            el("label", {}, "weight ", box),
+            upload ? el("small", {}, inBytes(upload.bytes)) : null,
+            this.sources.length > 1 || weight !== 1 ? el("label", {}, "weight ", box) : null,
             button,
         );
     }
 
     weigh(place, weight) {
+        if (!(weight > 0)) {
+            this.show(); // as before
+            return;
+        }
         const weighed = (each) => (weight === 1 ? without(each) : { ...each, weight });
         this.write(this.sources.map((each, other) => (other === place ? weighed(each) : each)));
     }
@@ -75,6 +98,10 @@ export class Mix {
     }
 
     write(sources) {
+        if (!sources.length) {
+            this.choose("");
+            return;
+        }
         const isPlain = sources.length === 1 && Object.keys(sources[0]).length === 1;
         this.choose(isPlain ? sources[0].source : JSON.stringify(sources));
     }

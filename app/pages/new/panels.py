@@ -107,6 +107,7 @@ def train_panel(presets: dict[str, Preset], has_folders: bool = False) -> TrainP
                 detached = gr.Checkbox(
                     label="Keep training if I close Ramstream", elem_id="detached"
                 )
+                drawn("copy_command", {})
     return TrainPanel(
         preset=preset,
         about=about,

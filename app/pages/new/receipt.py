@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.form.derived_defaults import short_name
+from app.form.source_names import named_together, short_name
 from app.labels import in_time
-from app.pages.new.known_models import known_models
 from app.pages.new.run_length import RunLength, in_passes
 from engine.config.settings import TrainConfig
+from engine.planning.shape.catalog import catalog
 from engine.text import counted
 
 TO_MEASURE = "Measure the speed of this CPU in Hardware."
@@ -22,16 +22,17 @@ def job_lines(config: TrainConfig, found: RunLength | None) -> list[str]:
     of the run, where it is known.
     """
     source, train = config.model.source, config.train
-    title = next((title for known, title in known_models() if known == source), None)
+    named = (entry.title for entry in catalog() if source in (entry.id, *entry.also))
+    title = next(named, None)
     method = {
         "full": "all weights",
         "parts": "named parts",
         "lora": f"LoRA, rank {train.lora_rank}",
     }
-    data = config.data.source if isinstance(config.data.source, str) else "["
+    data = named_together([short_name(part.only_source) for part, _ in config.data.parts()])
     return [
         f"{title or short_name(source)} · {method[train.method]}",
-        f"{short_name(data)} · {_length(config, found)}",
+        f"{data} · {_length(config, found)}",
     ]
 
 

@@ -4,6 +4,7 @@
 import { el, field, isShown, send } from "../../shared/dom.js";
 import { tabName } from "../../shared/tab.js";
 import { give, whenGiven } from "./changes.js";
+import { CopyCommand } from "./copy_command.js";
 import { DerivedDefaults } from "./derived_defaults.js";
 import { FieldLink } from "./field_link.js";
 import { differ, findingOn, isOf, withFinding } from "./finding.js";
@@ -40,6 +41,7 @@ const draw = {
     about: (place, value) => drawText(place, "about", value),
     why_not: (place, value) => drawText(place, "why_not", value),
     queued: drawQueued,
+    copy_command: mountCopy,
     run_length: mountLength,
     task: mountTask,
     models: mountModels,
@@ -156,6 +158,10 @@ function mountTools(place) {
 
 export function fill(changes) {
     if (places.preview) give(places.preview, changes);
+}
+
+function mountCopy(place) {
+    place.copy ??= new CopyCommand(place.element, () => places.fit_panel.form);
 }
 
 function mountTask(place) {

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import date
-
 import pytest
 
-from app.form.derived_defaults import derived_defaults, run_title, with_even_rows
+from app.form.derived_defaults import derived_defaults, with_even_rows
 from app.form.presets import read_presets
 from app.form.settings_form import read_config, shown_values
+from app.form.source_names import run_name
 
-TODAY = date(2026, 11, 5)
 STARTER = shown_values(read_presets()["starter.yaml"].config)
 NAMES = {"Starter"}
 
 
 def changed(before=STARTER, **values):
     after = {**before, **{name.replace("__", "."): value for name, value in values.items()}}
-    return derived_defaults(before, after, NAMES, TODAY)
+    return derived_defaults(before, after, NAMES)
 
 
 def test_micro_batches_that_no_longer_divide_the_batch_are_chosen_automatically():
@@ -76,23 +74,33 @@ def test_format_and_split_belong_to_the_data_before():
     assert changed(before, train__steps="3").changes == {}
 
 
-def test_a_name_that_nobody_gave_follows_the_model_and_the_data():
-    found = changed(data__source="/home/me/questions.csv")
-    assert found.changes["name"] == "starter-model on questions.csv, 5 Nov"
-    named = {**STARTER, "data.source": "/home/me/questions.csv", "name": found.changes["name"]}
-    again = changed(named, model__source="Qwen/Qwen2.5-7B")
-    assert again.changes["name"] == "Qwen2.5-7B on questions.csv, 5 Nov"
+def test_a_name_that_nobody_gave_follows_the_data():
+    assert changed(data__source="/home/me/questions.csv").changes["name"] == "Questions"
+    assert "name" not in changed(model__source="Qwen/Qwen2.5-7B").changes
+    for name in ("Questions", "Questions 2", " "):
+        named = {**STARTER, "data.source": "/home/me/questions.csv", "name": name}
+        assert changed(named, data__source="org/World-facts_v1.5").changes["name"] == (
+            "World facts v1.5"
+        )
     own = {**STARTER, "name": "The fourth try"}
     assert "name" not in changed(own, data__source="other.csv").changes
     assert "name" not in changed(data__source="other.csv", name="Mine").changes
-    assert changed({**STARTER, "name": " "}, data__source="o.csv").changes["name"].endswith("Nov")
 
 
-def test_a_title_is_short_whatever_the_sources_are():
-    mix = {**STARTER, "data.source": '[{"source": "a"}, {"source": "b"}]'}
-    assert run_title(mix) == "starter-model on a mix"
-    long = run_title({**STARTER, "data.source": "x" * 300, "model.source": ""})
-    assert long == "x" * 39 + "…"
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("runs/uploads/a1/fragen-antworten.jsonl.gz", "Fragen antworten"),
+        ("C:\\data\\FAQ.xlsx", "FAQ"),
+        ('[{"source": "/d/capitals.csv", "weight": 2}, "cities.csv"]', "Capitals + Cities"),
+        ("[a.csv, b.csv, c.csv, d.csv]", "A + B + 2 more"),
+        ("[a.csv", ""),
+        ("x" * 300, "X" + "x" * 38 + "…"),
+        (None, ""),
+    ],
+)
+def test_a_run_is_named_after_its_data_in_words(source, name):
+    assert run_name(source) == name
 
 
 @pytest.mark.parametrize(

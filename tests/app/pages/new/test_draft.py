@@ -8,7 +8,7 @@ import pytest
 
 from app.form.settings_form import read_config, shown_values
 from app.pages.new.checker import Checker
-from app.pages.new.draft import MOST, Drafts
+from app.pages.new.draft import MOST, NO_TAB, Drafts
 from app.pages.new.draft_routes import draft_routes
 from app.session.session import Session
 from engine.config.settings import TrainConfig
@@ -107,6 +107,12 @@ def test_a_tab_begins_with_a_copy_and_keeps_it(session):
     drafts.remember("first", "starter.yaml", shown_values(OTHER))
     assert kept(session, "duplicate") == (None, shown_values(CONFIG))
     assert kept(session, "first") == ("starter.yaml", shown_values(OTHER))
+    for _ in range(2):  # what is of no tab is for the next one, also if it is the same again
+        drafts.remember(NO_TAB, None, shown_values(CONFIG))
+        assert drafts.recall() == (None, shown_values(CONFIG))
+        drafts.remember("second", None, shown_values(OTHER))
+        drafts.remember("second", "starter.yaml", shown_values(OTHER))
+        assert drafts.recall() == ("starter.yaml", shown_values(OTHER))
 
 
 def test_the_drafts_that_were_changed_last_are_kept(session):

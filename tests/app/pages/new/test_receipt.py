@@ -42,7 +42,7 @@ def test_a_run_is_told_in_two_lines(train, found, lines):
 
 def test_a_mix_is_told_in_short():
     mix = config(steps=2).with_values({"data.source": [{"source": "a"}, {"source": "b"}]})
-    assert job_lines(mix, None)[1] == "a mix · 2 steps"
+    assert job_lines(mix, None)[1] == "a + b · 2 steps"
 
 
 def test_the_time_is_known_or_why_it_is_not():
