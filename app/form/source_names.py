@@ -47,8 +47,11 @@ def _sources(text: str) -> list[str]:
         return []
     if not isinstance(found, list):
         return []
-    named = [part.get("source") if isinstance(part, dict) else part for part in found]
-    return [str(name) for name in named if name]
+    return [str(name) for name in map(_source_of, found) if name]
+
+
+def _source_of(part: Any) -> Any:
+    return part.get("source") if isinstance(part, dict) else part
 
 
 def _in_words(source: str) -> str:

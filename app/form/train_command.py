@@ -52,9 +52,11 @@ def _plain(value: Any) -> Any:
     """
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [what_is_given(item) if isinstance(item, dict) else item for item in value]
-    return value
+    return list(map(_item, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _item(item: Any) -> Any:
+    return what_is_given(item) if isinstance(item, dict) else item
 
 
 def _path_of(preset: Preset, runs_dir: Path) -> str:

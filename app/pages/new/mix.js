@@ -1,5 +1,5 @@
-// The files of the data as a list: an uploaded one, or those of a mix, each with its weight; and what
-// adds another one.
+// The files of the data as a list: an uploaded one, or those of a mix, each with its weight; and
+// what adds another one.
 
 import { inBytes } from "../../shared/bytes.js";
 import { el } from "../../shared/dom.js";

@@ -8,9 +8,9 @@ from typing import Any
 
 from app.form.source_names import named_together, short_name
 from app.labels import in_time
+from app.pages.new.known_models import known_models
 from app.pages.new.run_length import RunLength, in_passes
 from engine.config.settings import TrainConfig
-from engine.planning.shape.catalog import catalog
 from engine.text import counted
 
 TO_MEASURE = "Measure the speed of this CPU in Hardware."
@@ -22,8 +22,7 @@ def job_lines(config: TrainConfig, found: RunLength | None) -> list[str]:
     of the run, where it is known.
     """
     source, train = config.model.source, config.train
-    named = (entry.title for entry in catalog() if source in (entry.id, *entry.also))
-    title = next(named, None)
+    title = next((title for known, title in known_models() if known == source), None)
     method = {
         "full": "all weights",
         "parts": "named parts",
