@@ -46,7 +46,7 @@ def head(
         "phase": "going",
         "title": _title(snapshot, state, main),
         "text": _text(snapshot, state, main, judged),
-        "tone": main.tone,
+        "tone": "calm" if _rests(snapshot, state) and main.tone == "good" else main.tone,
         "steps": [],
         "facts": facts(snapshot, None, best_of(snapshot))[:FACTS_SHOWN],
         "actions": [],
@@ -60,11 +60,15 @@ def _main(judged: Verdict) -> Finding:
     return learns if learns is not None and judged.main.rule == "speed" else judged.main
 
 
+def _rests(snapshot: RunSnapshot, state: str) -> bool:
+    """Returns whether the title says that no step is computed, in place of the verdict."""
+    return state == "preparing" or (state == "paused" and not snapshot.lacks_space_for)
+
+
 def _title(snapshot: RunSnapshot, state: str, main: Finding) -> str:
-    if state == "paused" and not snapshot.lacks_space_for:
-        return f"Paused at step {snapshot.step:,}"
-    if state == "preparing":
-        return f"Resuming from step {snapshot.step:,}"
+    if _rests(snapshot, state):
+        what = "Paused at" if state == "paused" else "Resuming from"
+        return f"{what} step {snapshot.step:,}"
     # The numbers beside it say the rest.
     return "Learning well" if main.rule == "doing well" else main.text
 

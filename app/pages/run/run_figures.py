@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from app.labels import GIB, in_count, in_digits, in_share, in_step_time, in_time
+from app.labels import in_bytes, in_count, in_digits, in_share, in_step_time, in_time
 from app.pages.run.learning_figures import (
     accuracy_figure,
     loss_figure,
@@ -118,10 +118,11 @@ def _optimizer_text(snapshot: RunSnapshot) -> str:
 
 
 def _memory_text(snapshot: RunSnapshot) -> str:
-    return "; ".join(
-        f"{kind.name} {kind.most / GIB:.2f} GiB at most{growth_text(kind.growth)}"
-        for kind in memory_kinds(snapshot)
-    )
+    texts = []
+    for kind in memory_kinds(snapshot):
+        label = "RAM" if kind.name == "host" else kind.name
+        texts.append(f"{label} {in_bytes(kind.most)}{growth_text(kind.growth)}")
+    return " · ".join(texts)
 
 
 def _throughput_text(snapshot: RunSnapshot) -> str:
@@ -129,18 +130,16 @@ def _throughput_text(snapshot: RunSnapshot) -> str:
     limit of the machine, where these are known.
     """
     steps = snapshot.steps
-    text = f"{float(np.median(steps.tokens_per_second)):,.0f} tokens/s in the median step"
+    text = f"{float(np.median(steps.tokens_per_second)):,.0f} tokens/s"
     predicted = snapshot.plan_choices.get("predicted_seconds")
     if predicted:
         seconds = float(np.median(steps.seconds))
-        text += f"; a step takes {in_step_time(seconds)}, {in_step_time(predicted)} were predicted"
+        text += f" · {in_step_time(seconds)} a step, predicted {in_step_time(predicted)}"
     if snapshot.ceiling_tflops:
         tflops = float(np.median(steps.tflops))
         ceiling = snapshot.ceiling_tflops
-        text += (
-            f"; {in_digits(tflops)} TFLOPS, {in_share(tflops / ceiling)} of the "
-            f"{in_digits(ceiling)} that large matrix products reach here"
-        )
+        share = in_share(tflops / ceiling)
+        text += f" · {in_digits(tflops)} of {in_digits(ceiling)} TFLOPS, {share} of the peak"
     return text
 
 
@@ -174,7 +173,7 @@ def _step_time_text(snapshot: RunSnapshot) -> str:
     for name, share in recent_shares(snapshot).items():
         if share >= SHARE_SEEN:
             parts.append(f"{PARTS[name][0]} {in_share(share)}")
-    return f"of the latest steps: {', '.join(parts)}" if parts else ""
+    return f"latest steps: {', '.join(parts)}" if parts else ""
 
 
 def _norms_text(snapshot: RunSnapshot) -> str:

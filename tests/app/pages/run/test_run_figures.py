@@ -152,12 +152,12 @@ def test_the_ceiling_is_drawn_where_it_can_be_seen_and_said_always(finished):
             trace["name"] for trace in FIGURES["throughput"](snapshot, "step")["data"]
         ], summaries(snapshot)["throughput"]
 
-    assert names(0) == (["tokens/s", "TFLOPS"], "0 tokens/s in the median step")
+    assert names(0) == (["tokens/s", "TFLOPS"], "0 tokens/s")
     drawn, shown = names(4)
     assert drawn[-1] == "ceiling"
-    assert shown.endswith("1 TFLOPS, 25 % of the 4 that large matrix products reach here")
+    assert shown == "0 tokens/s · 1 of 4 TFLOPS, 25 % of the peak"
     drawn, shown = names(700)
-    assert drawn[-1] == "TFLOPS" and "0.1 % of the 700" in shown
+    assert drawn[-1] == "TFLOPS" and "of 700 TFLOPS, 0.1 % of the peak" in shown
 
 
 def test_the_speed_is_a_share_of_the_peak_where_one_was_measured():
@@ -248,8 +248,7 @@ def test_log_axes_are_those_of_loss_and_gradient_norm(finished):
 
 def test_memory_is_called_flat_or_growing(finished):
     assert summaries(finished)["memory"] == (
-        "host 100.00 GiB at most, flat since step 1 (± 0.1 %); GPU 43.00 GiB at most, "
-        "flat since step 1 (± 0 %)"
+        "RAM 100 GiB, flat since step 1 (± 0.1 %) · GPU 43.0 GiB, flat since step 1 (± 0 %)"
     )
     assert alarms(finished) == alarms(RunSnapshot()) == set()
     samples = [
@@ -257,10 +256,7 @@ def test_memory_is_called_flat_or_growing(finished):
         for step in range(1, 101)
     ]
     growing = fold([RunStarted(total_steps=1000), *samples])
-    assert (
-        summaries(growing)["memory"]
-        == "host 110.00 GiB at most, growing: 50.0 GiB more since step 51"
-    )
+    assert summaries(growing)["memory"] == "RAM 110 GiB, growing: 50.0 GiB more since step 51"
     assert alarms(growing) == {"memory"}
 
 
