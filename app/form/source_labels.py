@@ -22,7 +22,7 @@ LABELS = {
     "data.columns.text": "Column of the text",
     "data.max_seq_len": "Sequence length (tokens)",
     "data.train_on": "Tokens to train on",
-    "data.dropped_turns": "Turns that the template leaves out",
+    "data.dropped_turns": "If the chat template drops a turn",
     "data.typed_tokens": "Special tokens in turns",
     "data.long_texts": "Texts longer than a row",
     "data.overlap": "Repeated tokens where a text goes on",

@@ -34,7 +34,7 @@ import msgspec
 
 from app.labels import in_bytes
 from engine import safe_files
-from engine.data.sources.kinds import KINDS, is_data, stem_of, suffixes_of
+from engine.data.sources.kinds import USABLE, is_data, stem_of, suffixes_of
 from engine.errors import RunError
 from engine.files import FULL, disk_free, disk_full_text
 from engine.safe_files import FileFault
@@ -247,9 +247,7 @@ class Uploads:
                 )
         label = label_of(name)
         if not is_data(Path(label)):
-            raise RefusedUpload(
-                415, f"{label or 'This'} is not a data file; give one that ends in {KINDS}."
-            )
+            raise RefusedUpload(415, f"{label or 'This'} is not a data file. {USABLE}")
         if size <= 0:
             raise RefusedUpload(400, f"{label} is empty; give a file with rows.")
         if size > self.limits.largest:

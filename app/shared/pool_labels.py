@@ -119,7 +119,8 @@ def places_text(units: Sequence[Units], on_gpu: bool, fits: bool = True) -> tupl
     """
     whole = f"The whole model {'lives' if fits else 'would live'}"
     if not on_gpu:
-        return f"{whole} in RAM, where blocks compute.", ""
+        runs, stays = ("Runs", "stays") if fits else ("Would run", "would stay")
+        return f"{runs} on the CPU; everything {stays} in RAM.", ""
     living = [each for each in units if each.placement.weights == PartName.GPU]
     others = [each for each in units if each.placement.weights != PartName.GPU]
     if not others:
@@ -135,6 +136,10 @@ def places_text(units: Sequence[Units], on_gpu: bool, fits: bool = True) -> tupl
         lives = f"{lives[:-1]}, except for moments that are on the disk."
     others_pass = "These pass" if living else "It passes"
     more = [f"{others_pass} through the GPU unit by unit in each step."]
+    if not living and not on_disk:
+        stays, streams = ("stays", "streams") if fits else ("would stay", "stream")
+        lives = f"The model {stays} in RAM and {streams} through the GPU."
+        more = []
     copied = [each for each in others if each.placement.is_copied]
     if copied:
         which = together_text(copied)

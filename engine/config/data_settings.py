@@ -154,7 +154,7 @@ class DataConfig:
     dropped_turns: DroppedTurns = "turn_by_turn"
     """A chat template may leave out a turn, such as the system's, once an answer follows. Then each
     answer is trained after the prompt that the template makes for it, which usually has the turn;
-    or such rows are refused. Either way it is counted and told.
+    or such rows are refused. Both are counted.
     """
 
     typed_tokens: TypedTokens = "text"

@@ -51,7 +51,7 @@ class ModelConfig:
     start_from: str | None = None
     """The run trains on from the weights of an earlier run: this is the run's folder, of which the
     newest checkpoint counts, its folder `best`, or the folder of one checkpoint. Steps, moments and
-    the order of rows begin anew. null takes the weights that `init` names.
+    the order of rows begin anew. Leave empty to start from the model above.
     """
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"

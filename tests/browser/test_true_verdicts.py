@@ -86,7 +86,7 @@ def test_start_is_closed_while_the_model_is_not_to_be_had(context, server, width
     expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value(MODEL)
     page.wait_for_selector(".rs-fit-panel[data-tone=bad]")
     found = page.locator(".rs-reasons")
-    expect(found).to_contain_text(f"{MODEL} is not on this machine")
+    expect(found).to_contain_text(f"{MODEL} is not downloaded yet")
     expect(page.locator("#start")).to_be_disabled()
     expect(page.locator("#add-to-queue")).to_be_hidden()
     headline = page.locator(".rs-fit-panel [data-field=headline]")

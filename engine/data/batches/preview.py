@@ -14,6 +14,7 @@ from engine.data.formats.choose_columns import columns_to_choose, kind_of
 from engine.data.formats.formats import ColumnMap
 from engine.data.formats.survey import Survey
 from engine.data.formats.unknown_flags import UnknownFlags
+from engine.data.sources.kinds import without_rows
 from engine.data.sources.open_source import Source, open_source, refuse_missing_file
 from engine.data.tokens.column_survey import (
     ROWS_READ_FIRST,
@@ -179,7 +180,7 @@ def _first(part: DataConfig, count: int) -> Read:
         if characters > _MOST_CHARACTERS:
             break
     if not read:
-        raise DataError(f"{source.name} has no rows; give a data set with at least one.")
+        raise DataError(without_rows(source.name))
     return Read(part, source, read, len(read) >= count or characters > _MOST_CHARACTERS)
 
 

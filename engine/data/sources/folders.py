@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config.data_settings import DataConfig
-from engine.data.sources.kinds import KINDS, is_data, stem_of
+from engine.data.sources.kinds import USABLE, is_data, stem_of
 from engine.data.sources.search import files_under
 from engine.errors import DataError
 
@@ -121,7 +121,7 @@ def _data_files(folder: Path) -> list[Path]:
     """
     found = files_under(folder, _holds_data, hidden=(".", "_", "~$"))
     if not found:
-        raise DataError(f"The folder {folder} holds no data files; give files that end in {KINDS}.")
+        raise DataError(f"The folder {folder} holds no data files. {USABLE}")
     return found
 
 

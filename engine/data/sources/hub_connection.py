@@ -43,9 +43,8 @@ def from_hub_or_cache(source: str, load: Callable[[], Loaded]) -> Loaded:
             return load()
     except ConnectionError:
         raise DataError(
-            f"The data set {source} is not on this machine, and there is no connection to the "
-            f"Hugging Face hub ({reason}); check the connection, or give a file or folder of this "
-            "machine."
+            f"This computer cannot reach Hugging Face ({reason}), and the data set {source} is not "
+            "downloaded yet."
         ) from None
 
 

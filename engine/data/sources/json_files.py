@@ -42,6 +42,8 @@ _MOST_OBJECTS = 1_000_000
 """Number of objects above which a list has the rows of its file, and is no column of it."""
 _MOST_MEMBERS = 100_000
 """Largest number of members of an object whose members are not all rows."""
+_EXCERPT = 60
+"""Largest number of characters of a broken line in a sentence about it."""
 _LONGEST_FIRST_LINE = 1 << 20
 """Length of the first line above which a file has one object per line, if it has the suffix of
 lines.
@@ -106,8 +108,8 @@ def _parse_slowly(raw: bytes, number: int, name: str) -> Any:
                 "fetch the file again."
             ) from None
         raise DataError(
-            f"Line {number} of {name} is not valid JSON ({error.msg.lower()} at column "
-            f"{error.colno}); fix or remove that line."
+            f"Line {number} of {name} is not valid JSON: `{_around(error)}`. Fix or remove that "
+            "line."
         ) from None
     except ValueError:  # Python limits the digits of an integer
         raise DataError(
@@ -118,6 +120,16 @@ def _parse_slowly(raw: bytes, number: int, name: str) -> Any:
         raise DataError(
             f"Line {number} of {name} is nested too deeply; fix or remove that line."
         ) from None
+
+
+def _around(error: json.JSONDecodeError) -> str:
+    """Returns the line or, of a long one, the text around the place where it is no JSON."""
+    line = error.doc.rstrip()
+    begin = max(0, min(error.pos - _EXCERPT // 2, len(line) - _EXCERPT))
+    part = line[begin : begin + _EXCERPT]
+    shown = "".join(sign if sign.isprintable() else "\ufffd" for sign in part)
+    before, after = "…" if begin else "", "…" if begin + _EXCERPT < len(line) else ""
+    return f"{before}{shown}{after}"
 
 
 def _is_cut_off(error: json.JSONDecodeError) -> bool:

@@ -15,11 +15,8 @@ ARROW_SUFFIXES = (".arrow", ".feather")
 DATA_SUFFIXES = (*TEXT_SUFFIXES, ".parquet", *ARROW_SUFFIXES, ".xlsx")
 COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
 """Endings of compressed text files, which follow the file's own ending."""
-KINDS = (
-    f"{', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}, or a text with "
-    f"{', '.join(COMPRESSIONS[:-1])} or {COMPRESSIONS[-1]} after that"
-)
-"""The endings of data files, as text."""
+USABLE = "Use JSON, JSONL, CSV, Parquet, Excel or text (.gz is fine)."
+"""What to use instead of a file that is no data file."""
 
 
 def suffixes_of(path: Path) -> tuple[str, str]:
@@ -36,6 +33,12 @@ def is_data(path: Path) -> bool:
     """Returns whether the name is that of a file that is read."""
     suffix, compression = suffixes_of(path)
     return suffix in (TEXT_SUFFIXES if compression else DATA_SUFFIXES)
+
+
+def without_rows(name: str) -> str:
+    """Returns the sentence about a data set of this name that has no rows."""
+    is_table = suffixes_of(Path(name))[0] in TABLE_SUFFIXES
+    return f"{name} has a header but no rows." if is_table else f"{name} has no rows."
 
 
 def stem_of(path: Path) -> str:

@@ -46,10 +46,10 @@ from engine.data.sources.json_files import (
 from engine.data.sources.kinds import (
     ARROW_SUFFIXES,
     COMPRESSIONS,
-    KINDS,
     LINES_SUFFIXES,
     TABLE_SUFFIXES,
     TEXT_SUFFIXES,
+    USABLE,
     is_data,
     suffixes_of,
 )
@@ -255,9 +255,7 @@ def _file(path: Path, name: str, way: _Way) -> Source:
     """Opens a file. In errors, it has the name `name`."""
     open_bytes(path, path.suffix.lower()).close()
     if not is_data(path):
-        raise DataError(
-            f"{path.name} is of no kind that is read; give a file that ends in {KINDS}."
-        )
+        raise DataError(f"{path.name} is not a data file. {USABLE}")
     if path.stat().st_size == 0:
         raise DataError(f"{path.name} is empty; give a file with at least one row.")
     with errors_with_place(path.name, lambda: "its beginning"):

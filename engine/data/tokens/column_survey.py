@@ -26,7 +26,7 @@ from engine.data.formats.survey import Survey, survey_of
 from engine.data.formats.values import legible
 from engine.data.sources.folders import files_of
 from engine.data.sources.json_files import Row
-from engine.data.sources.kinds import suffixes_of
+from engine.data.sources.kinds import suffixes_of, without_rows
 from engine.data.sources.open_source import Source, open_source
 from engine.data.sources.registry import registered
 from engine.data.tokens.cache_key import PROGRAM, Identity, identity_of
@@ -77,7 +77,7 @@ def whole_survey(
         if key is not None and survey.is_whole and _key(config, source) == key:
             _keep(key, survey)
     if not survey.rows:
-        raise DataError(f"{source.name} has no rows; give a data set with at least one.")
+        raise DataError(without_rows(source.name))
     return survey
 
 

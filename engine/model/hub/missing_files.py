@@ -25,8 +25,8 @@ def refuse_missing_files(source: str, weights: bool, waits: bool = True) -> None
     if reason is not None:
         what = f"the weights of {source} are" if has_config else f"{source} is"
         raise ModelError(
-            f"model.source: {what} not on this machine, and there is no connection to the Hugging "
-            f"Face hub ({reason}); check the connection, or give a folder of this machine."
+            f"model.source: this computer cannot reach Hugging Face ({reason}), and {what} not "
+            "downloaded yet."
         )
 
 

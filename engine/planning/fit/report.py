@@ -249,7 +249,7 @@ def _reasons(requirements: Requirements, helped: bool) -> list[str]:
     reasons = [_short_of(name, requirements.parts[name]) for name in failing]
     if failing and not helped:
         reasons.append(
-            "No setting makes this model fit here. Choose a smaller model, or another machine."
+            "No setting makes this model fit here. Choose a smaller model or another machine."
         )
     for name, part in requirements.parts.items():
         if part.status == FitStatus.TIGHT:

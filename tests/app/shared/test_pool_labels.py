@@ -94,13 +94,13 @@ def test_places_in_sentences():
         "there from forward to backward.",
     )
     assert places_text(IN_RAM, on_gpu=True) == (
-        "The whole model lives in RAM.",
-        "It passes through the GPU unit by unit in each step.",
+        "The model stays in RAM and streams through the GPU.",
+        "",
     )
     whole = units_by_place(30, PlanChoices().changed(gpu_resident_units=30))
     assert places_text(whole, on_gpu=True)[0] == "The whole model lives on the GPU."
     cpu = places_text(IN_RAM, on_gpu=False)
-    assert cpu == ("The whole model lives in RAM, where blocks compute.", "")
+    assert cpu == ("Runs on the CPU; everything stays in RAM.", "")
     apart = units_by_place(30, PlanChoices().changed(gpu_resident_units=8, gpu_resident_apart=True))
     assert places_text(apart, on_gpu=True)[0] == (
         "Embed and 7 of blocks 3 to 27 live on the GPU, 21 of blocks 0 to 26 and head in RAM."
@@ -114,7 +114,9 @@ def test_places_in_sentences():
 @pytest.mark.parametrize("units", [SPLIT, IN_RAM])
 def test_of_a_job_that_does_not_fit_nothing_lives_anywhere(units):
     shown, _ = places_text(units, on_gpu=True, fits=False)
-    assert "would live" in shown and "lives" not in shown
+    assert "would" in shown and "lives" not in shown and "stays" not in shown
+    shown, _ = places_text(units, on_gpu=False, fits=False)
+    assert shown == "Would run on the CPU; everything would stay in RAM."
 
 
 def test_moments_on_the_disk_are_told_of():

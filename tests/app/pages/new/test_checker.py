@@ -302,7 +302,7 @@ def test_data_that_a_run_would_refuse_at_once_start_none(tmp_path):
     assert as_labeled(str(refused.value)) == found
     make_data(path)
     assert checker.read_trainable(given).train.steps == 500
-    with pytest.raises(DataError, match="is not on this machine, and there is no connection"):
+    with pytest.raises(DataError, match="This computer cannot reach Hugging Face"):
         checker.read_trainable(given | {"data.source": "someone/on-the-hub"})
 
 
@@ -322,7 +322,7 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
     found = checker.fit_panel(given)
     assert (found["tone"], found["headline"]) == ("bad", LACKS.format(NO_MODEL))
     assert not found["can_start"] and not found["can_queue"]
-    assert "is not on this machine, and there is no connection" in found["why_not"]
+    assert "this computer cannot reach Hugging Face" in found["why_not"]
     assert found["reasons"][0] == found["why_not"]
     assert found["fixes"][found["why_not"]]["label"] == "Try again"
     session.why_not_start = lambda: "One run at a time."

@@ -42,7 +42,7 @@ def test_rows_say_what_lives_where_and_what_updates_it():
 
 def test_on_a_cpu_everything_is_in_ram():
     found = places(seen(PlanChoices().to_dict(), device="cpu"))
-    assert found["caption"] == "The whole model lives in RAM, where blocks compute."
+    assert found["caption"] == "Runs on the CPU; everything stays in RAM."
     assert found["rows"] == [["the whole model", "RAM", "CPU"]]
 
 

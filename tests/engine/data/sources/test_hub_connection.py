@@ -98,8 +98,8 @@ def test_an_unknown_data_set_is_refused_at_once_and_says_that_there_is_no_connec
         from_hub_or_cache("acme/none", load())
     assert len(requests) == 1, "nothing is tried again"
     found = str(refused.value)
-    assert found.startswith("The data set acme/none is not on this machine, and there is no conn")
-    assert "refuses" in found and found.endswith("or give a file or folder of this machine.")
+    assert found.startswith("This computer cannot reach Hugging Face (")
+    assert "refuses" in found and found.endswith("the data set acme/none is not downloaded yet.")
     assert datasets.config.HF_HUB_OFFLINE is False
 
 
