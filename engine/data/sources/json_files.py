@@ -127,9 +127,13 @@ def _around(error: json.JSONDecodeError) -> str:
     line = error.doc.rstrip()
     begin = max(0, min(error.pos - _EXCERPT // 2, len(line) - _EXCERPT))
     part = line[begin : begin + _EXCERPT]
-    shown = "".join(sign if sign.isprintable() else "\ufffd" for sign in part)
+    shown = "".join(map(_printable, part))
     before, after = "…" if begin else "", "…" if begin + _EXCERPT < len(line) else ""
     return f"{before}{shown}{after}"
+
+
+def _printable(sign: str) -> str:
+    return sign if sign.isprintable() else "\ufffd"
 
 
 def _is_cut_off(error: json.JSONDecodeError) -> bool:
