@@ -53,10 +53,10 @@ def figure(theme: str) -> go.Figure:
     ticks = sorted({int(row["tokens a step"].replace(",", "")) for row in rows()})
     shown = [count for count in ticks if count != 98_304]
     named = [f"{count:,}" for count in shown]
-    drawn.update_xaxes(type="log", title="tokens of a step", tickvals=shown, ticktext=named)
+    drawn.update_xaxes(type="log", title="tokens per step", tickvals=shown, ticktext=named)
     levels = [5_000, 10_000, 20_000, 50_000, 100_000]
     texts = [f"{count:,}" for count in levels]
-    drawn.update_yaxes(type="log", title="tokens a second", tickvals=levels, ticktext=texts)
+    drawn.update_yaxes(type="log", title="tokens per second", tickvals=levels, ticktext=texts)
     return drawn
 
 
