@@ -7,9 +7,10 @@ Answers are plain data for `hardware.js`, and are cached by the values that they
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from app.form.settings_form import describe_error
 from app.labels import in_bytes
@@ -57,6 +58,8 @@ from engine.planning.fit.requirements import FitStatus
 from engine.planning.shape.catalog import CatalogEntry, catalog, entry_of
 from engine.planning.shape.model_shape import ModelShape
 
+P = ParamSpec("P")
+T = TypeVar("T")
 DEFAULTS = {
     "method": "full",
     "rows": 32,
@@ -81,6 +84,8 @@ RAM_GRAIN, GPU_GRAIN = 256 << 20, 64 << 20
 some program allocates a page of memory.
 """
 GPU_WORK_STATES = ("preparing", "running", "pausing", "paused", "stopping", "saving")
+WAIT_SECONDS = 0.1
+"""Seconds after which a measurement that waits for its turn looks whether it was cancelled."""
 MOST_MACHINES = 12
 """Largest number of machines in one table in addition to this one."""
 
@@ -148,8 +153,10 @@ class Hardware:
         """Job of the latest measurement."""
         self._kept: Machine | None = None
         """Reading of the machine on which the table is based."""
-        self._rows = functools.lru_cache(maxsize=256)(_rows_of)
-        self._offers = functools.lru_cache(maxsize=64)(machines_for)
+        self._alone = threading.Lock()
+        """Held by what computes for seconds: beside it, measured rates would be far too low."""
+        self._rows = functools.lru_cache(maxsize=256)(_in_turn(self._alone, _rows_of))
+        self._offers = functools.lru_cache(maxsize=64)(_in_turn(self._alone, machines_for))
 
     # ------------------------------------------------------------------ this machine
 
@@ -193,9 +200,15 @@ class Hardware:
                     "A run was started, so the measurement ended. The speeds are those of before."
                 )
 
-        job = self._session.jobs.start(
-            "The measurement of this machine", lambda job: self._measure(job, lambda: go_on(job))
-        )
+        def work(job: Job) -> str:
+            while not self._alone.acquire(timeout=WAIT_SECONDS):
+                go_on(job)
+            try:
+                return self._measure(job, lambda: go_on(job))
+            finally:
+                self._alone.release()
+
+        job = self._session.jobs.start("The measurement of this machine", work)
         self._job = job
         return job
 
@@ -350,6 +363,16 @@ def read_settings(settings: Mapping[str, Any]) -> TrainConfig:
 def wants_any_optimizer(settings: Mapping[str, Any]) -> bool:
     """Returns whether each cell of the table is about the first optimizer that fits."""
     return settings.get("optimizer") == BEST
+
+
+def _in_turn(lock: threading.Lock, work: Callable[P, T]) -> Callable[P, T]:
+    """Returns `work` so that it holds the lock."""
+
+    def with_lock(*arguments: P.args, **options: P.kwargs) -> T:
+        with lock:
+            return work(*arguments, **options)
+
+    return with_lock
 
 
 def _rows_of(

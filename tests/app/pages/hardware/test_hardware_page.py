@@ -8,6 +8,7 @@ import io
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import httpx
@@ -410,6 +411,33 @@ def test_a_measurement_is_a_job_that_can_be_cancelled(tab):
     assert tab.call("hardware").json()["job"] is None
     tab.probe.may_end.set()
     assert tab.follow(tab.call("hardware/measure", {}).json())["result"] == "Measured."
+
+
+def test_a_measurement_computes_alone(tab, monkeypatch):
+    """It waits until a column is computed, and can be cancelled then."""
+    may_end, begun, computed = threading.Event(), threading.Event(), threading.Event()
+
+    def slow_rows(*arguments, **more):
+        begun.set()
+        assert may_end.wait(60)
+        found = list(rows_of(*arguments, **more))
+        computed.set()
+        return found
+
+    monkeypatch.setattr("app.pages.hardware.hardware.rows_of", slow_rows)
+    asked = {"machine": HERE, "timed": False}
+    with ThreadPoolExecutor(2) as pool:
+        column = pool.submit(tab.call, "hardware/column", asked)
+        assert begun.wait(60)
+        measured = []
+        tab.hardware._measure = lambda job, go_on: measured.append(computed.is_set()) or "Measured."
+        waiting = tab.call("hardware/measure", {}).json()
+        tab.call(f"jobs/{waiting['id']}/cancel", {})
+        assert tab.follow(waiting)["state"] == "cancelled"
+        job = tab.call("hardware/measure", {}).json()
+        may_end.set()
+        assert tab.follow(job)["state"] == "done" and measured == [True]
+        assert column.result().status_code == 200
 
 
 def test_while_a_run_is_at_work_nothing_is_measured(tab, monkeypatch):
