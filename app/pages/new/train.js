@@ -91,11 +91,17 @@ function takePreview(place, preview) {
     showTask(fit);
     // Otherwise nothing changes, and what Start has answered stays.
     if (differ(fit.finding, findingOn(fit.form, preview))) judge(fit);
-    // Answers may arrive out of order, so the preview may be of an earlier form. A box in use
-    // requests a new preview when it loses the focus.
-    place.older = isOf(fit.form, preview) ? 0 : (place.older ?? 0) + 1;
+    askForPreview();
+}
+
+// The preview may be of an earlier form: answers may arrive out of order, and Gradio asks for none
+// while another one is under way. A box in use requests a new preview when it loses the focus.
+function askForPreview() {
+    const { fit_panel: fit, preview: place } = places;
     const isTyped = document.activeElement?.matches(`.rs-train ${BOX}`);
-    if (place.older && place.older <= TIMES_OLDER && !isTyped) place.trigger("submit");
+    if (!place?.read || place.props.value?.pending || isTyped) return;
+    place.older = isOf(fit.form, place.read) ? 0 : (place.older ?? 0) + 1;
+    if (place.older && place.older <= TIMES_OLDER) place.trigger("submit");
 }
 
 // Is called when the page is shown, and when its form was filled. Once both have happened, the
@@ -381,6 +387,7 @@ async function check(place, form) {
     place.checked = form;
     judge(place);
     settle(place);
+    askForPreview();
     if (fit.to_be_timed) await askForTimes(place, form, signal);
 }
 
