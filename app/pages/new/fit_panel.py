@@ -220,6 +220,8 @@ def _time_rows(report: FitReport) -> list[dict[str, str]]:
 
 
 def _why_no_time(report: FitReport) -> str:
+    if report.time["step_seconds"]:
+        return "Known once the data are read."
     if report.choices["device"] != "cpu":
         return "This card's rates are measured when a run starts."
     if report.model["dtype"] == "float32":

@@ -138,15 +138,21 @@ function drawRows(element, preview) {
 
 // How the rows are read, in the words of what people mean by them.
 function understoodText({ mapping, format, format_detected: isDetected, columns }) {
-    const named = new Map(columns.map(([name, meaning]) => [meaning, name]));
-    const [question, answer] = [named.get("the user's turn"), named.get("the assistant's turn")];
-    const turns = named.get("the turns of the conversation");
-    if (columns.length === 2 && question && answer) {
-        const isGuess = mapping?.state === "guess";
+    const named = (meant) =>
+        columns.filter(([, meaning]) => meaning === meant).map(([name]) => name);
+    // A mix has columns of each of its data sets.
+    const [questions, answers] = [named("the user's turn"), named("the assistant's turn")];
+    const turns = named("the turns of the conversation");
+    if (answers.length && columns.length === questions.length + answers.length) {
+        const { prompt: question, completion: answer } = mapping?.chosen ?? {};
+        const isGuess = mapping?.state === "guess" && question && answer;
         if (isGuess) return `We think ${question} is the question and ${answer} the answer. Right?`;
-        return `Question: ${question} · Answer: ${answer}`;
+        return `Question: ${questions.join(", ")} · Answer: ${answers.join(", ")}`;
     }
-    if (columns.length === 1 && turns) return `Conversations found (column ${turns})`;
+    if (columns.length && columns.length === turns.length) {
+        const which = turns.length === 1 ? "column" : "columns";
+        return `Conversations found (${which} ${turns.join(", ")})`;
+    }
     const how = isDetected ? "Recognized as" : "Read as";
     const meanings = columns.map(([name, meaning]) => `${name} → ${meaning}`);
     return meanings.length ? `${how} ${format}: ${meanings.join(", ")}.` : `${how} ${format}.`;
