@@ -43,10 +43,11 @@ def test_preferences_marks_and_a_compressed_file_are_told_for_what_they_are(page
     choose(page, preferences)
     head, mapping = page.locator(".rs-preview-head"), page.locator(".rs-mapping")
     expect(head).to_contain_text("Recognized as preference")
-    expect(page.locator(".rs-preview ol mark").first).to_contain_text("it is 1<|end|>")
+    # Data of pairs make preferences what is learned.
+    expect(page.locator(".rs-preview")).to_contain_text("Each row is a pair: a chosen answer")
+    expect(page.locator(".rs-preview ol mark.rs-chosen").first).to_contain_text("it is 1<|end|>")
+    expect(page.locator(".rs-preview ol mark.rs-rejected").first).to_contain_text("no idea")
     expect(page.locator(".rs-preview")).to_contain_text("answers end with <|end|>")
-    expect(page.locator(".rs-preview")).to_contain_text("Only the chosen answers (column chosen)")
-    expect(page.locator(".rs-preview ol")).not_to_contain_text("no idea")
     for role, chosen in {"kind": "a chosen answer and a rejected one", "chosen": "chosen"}.items():
         expect(mapping.locator(f"[data-role={role}] option:checked")).to_have_text(chosen)
     expect(page.locator("#start")).to_be_enabled()
