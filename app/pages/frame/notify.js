@@ -54,8 +54,8 @@ export class NotifySwitch {
         if (!("Notification" in window)) return;
         button.hidden = false;
         button.title =
-            "A notification of the browser when the run ends or waits for room on the disk, " +
-            "while this page is in the background";
+            "A browser notification when the run ends or the disk is full, while this page is " +
+            "in the background";
         button.addEventListener("click", () => this.toggle());
         this.show();
     }

@@ -70,7 +70,7 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
     asked = [match for match in snapshot.exact_matches if match.total]
     if asked:
         texts["accuracy"] = "; ".join(
-            f"{match.correct} of {match.total} at step {match.step:,}" for match in asked[-2:]
+            f"{match.correct} of {match.total} {_moment(match.step)}" for match in asked[-2:]
         )
     pairs = preference_summary(snapshot)
     if pairs:
@@ -82,14 +82,18 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
     elif said := predicted_text(snapshot):
         texts["memory_line"] = said
     if len(memory) and any(memory.power):
-        cards = f"the {len(snapshot.ranks)} cards" if snapshot.ranks else "the card"
+        cards = f"{len(snapshot.ranks)} GPUs" if snapshot.ranks else "GPU"
         texts["power"] = (
-            f"{float(np.median(memory.power)):,.0f} W in the median sample, "
-            f"{in_digits(memory.energy[-1])} Wh so far; {cards} alone"
+            f"{float(np.median(memory.power)):,.0f} W · {in_digits(memory.energy[-1])} Wh so far, "
+            f"{cards} alone"
         )
     if len(snapshot.norms):
         texts["norms"] = _norms_text(snapshot)
     return texts
+
+
+def _moment(step: int) -> str:
+    return f"at step {step:,}" if step else "before training"
 
 
 def alarms(snapshot: RunSnapshot) -> set[str]:
@@ -112,8 +116,8 @@ def _optimizer_text(snapshot: RunSnapshot) -> str:
     steps = snapshot.steps
     norm = steps.grad_norm
     return (
-        f"rate {in_digits(steps.learning_rate[-1])} at step {steps.step[-1]:,}; norm "
-        f"{norm[-1]:.2g}, {np.min(norm):.2g} to {np.max(norm):.2g} so far"
+        f"rate {in_digits(steps.learning_rate[-1])} · norm {norm[-1]:.2g} "
+        f"({np.min(norm):.2g} to {np.max(norm):.2g})"
     )
 
 
