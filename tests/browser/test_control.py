@@ -10,13 +10,10 @@ import signal
 import pytest
 from playwright.sync_api import expect
 
-from app.form.presets import FIRST_PRESET, PRESETS
-from app.form.settings_form import shown_values
-from engine.config.settings import TrainConfig
 from engine.runs.record.events import SettingsChanged
 from engine.runs.record.following import EVENTS_FILE, replay
-from tests.browser.screen import bar, open_view, press, start_short_run, state
-from tests.support.browser import WAIT_MILLISECONDS, Server, answer
+from tests.browser.screen import bar, fill, open_view, press, start_short_run, state
+from tests.support.browser import WAIT_MILLISECONDS, Server
 from tests.support.ports import free_port
 from tests.support.sets import BROWSER_FLOWS
 
@@ -118,9 +115,9 @@ def test_a_run_that_was_stopped_stays_though_the_next_of_the_queue_begins(page, 
     """The page follows whichever run goes on, but a second click must not stop the next one."""
     start_short_run(page, "First", steps=100_000)
     expect(state(page)).to_have_text("Running")
-    shown = shown_values(TrainConfig.load(PRESETS / FIRST_PRESET).with_values({"name": "Second"}))
-    answer(server, "/api/check", {"preset": None, "shown": shown})
     page.goto(f"{server.address}/?show=new")
+    fill(page, "name", "Second")
+    page.wait_for_timeout(500)
     page.locator("#add-to-queue:not([disabled])").click()
     expect(page.locator(".rs-queued")).to_contain_text("in line")
     page.goto(f"{server.address}/?view=overview")
