@@ -84,14 +84,15 @@ export class SettingsTools {
         return Object.fromEntries(names.map((name) => [name, base[name]]));
     }
 
-    // Marks the settings that differ from the preset; each offers the preset's value.
+    // Marks the settings that differ from the preset. Each of those below offers the preset's
+    // value; the name, the data and the model are what a person came to change.
     mark() {
         const back = this.changesBack();
         const count = Object.keys(back).length;
         for (const node of document.querySelectorAll(".rs-train [id^='field-']")) {
             const name = node.id.slice("field-".length).replaceAll("-", ".");
             node.classList.toggle("rs-differs", name in back);
-            this.offer(node, name, back);
+            if (node.closest(".rs-rest")) this.offer(node, name, back);
         }
         const reset = this.part("take-back");
         reset.hidden = !count;
