@@ -85,7 +85,7 @@ def chat(page: Page) -> None:
         page.locator(".rs-nav a[data-run]").first.click()
         expect(bar(page, "name")).to_have_text("Starter")
         page.goto(f"{page.url.split('?')[0]}?run={run_of(page)}&view=chat")
-        expect(page.locator(".rs-chat [data-field=about]")).not_to_be_empty()
+        expect(page.locator(".rs-chat select[name=weights] option")).not_to_have_count(0)
         box = page.locator(".rs-chat textarea[name=message]")
         box.fill(QUESTION)
         box.press("Enter")
