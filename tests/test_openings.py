@@ -96,6 +96,10 @@ ALLOWED: dict[str, dict[str, str]] = {
         "APP.rglob": "files of the program",
         "_templates()[name].read_text": "a file of the program",
     },
+    "app/pages/hardware/kept_rows.py": {
+        "file.read_bytes": "files of the program",
+        "file.parent.mkdir": "the folder of the cache is the owner's",
+    },
     "app/pages/new/draft.py": {"self._folder.mkdir": "the folder of runs is the owner's"},
     "engine/training/loop/memory_watch.py": {
         "Path('/proc/self/clear_refs').write_text": "the system's own file",

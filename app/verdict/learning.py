@@ -197,7 +197,7 @@ def _above_before(found: Learning) -> Finding:
 
 
 def _too_early(made: Progress) -> Finding:
-    text = f"Warming up: verdict at step {made.needed:,}."
+    text = f"Warming up: verdict by step {made.needed:,}."
     if made.is_clear:  # the validation loss says otherwise, or there was nothing left to learn
         text = f"The training loss has hardly changed: {in_digits(made.last)} now."
     if made.count < EARLY_STEPS:

@@ -135,7 +135,7 @@ def test_a_table_becomes_a_model_that_is_exported(page, server, tmp_path, hands)
     hands.press(view_link("export"))
     expect(page.locator("[data-field=export-weights]")).to_contain_text(re.compile(r"step \d+"))
     hands.write("[data-part=export] input[name=folder]", str(target))
-    hands.press("[data-part=export] button.rs-primary")
+    hands.press("[data-part=export] form button")
     expect(page.locator("[data-field=export-caption]")).to_contain_text(str(target))
     expect(page.locator("[data-part=export-rows]")).to_contain_text("vllm serve")
     assert page.evaluate("window.isSamePage"), "the page was read again"

@@ -42,9 +42,11 @@ def model_cards(config: TrainConfig, machine: Machine, chosen: str = "") -> list
     """
     known = _known(config)
     end = _first_too_large(known, config, machine)
-    shown = [*_spread(known[:end], FITTING), *known[end : end + TOO_LARGE]]
     first = [each for each in known if chosen in (each[0].id, *each[0].also)]
-    rest = [each for each in shown if each not in first]
+    rest = [*_spread(known[:end], FITTING), *known[end : end + TOO_LARGE]]
+    if first and first[0] not in rest:
+        rest = [*_spread(known[:end], FITTING - 1), *known[end : end + TOO_LARGE]]
+    rest = [each for each in rest if each not in first]
     cards = [
         _card(entry, shape, config, _cell(config, shape, machine)) for entry, shape in first + rest
     ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from app.pages.run.answers import right_samples
 from app.pages.run.best import best_of
 from app.pages.run.facts import facts
 from app.pages.run.result import result
@@ -42,11 +43,12 @@ def head(
             "steps": [],
         } | (over | {"facts": over["facts"][:FACTS_SHOWN]})
     main = _main(judged)
+    is_calm = main.tone == "good" and (_rests(snapshot, state) or _has_none_right(snapshot))
     return {
         "phase": "going",
         "title": _title(snapshot, state, main),
         "text": _text(snapshot, state, main, judged),
-        "tone": "calm" if _rests(snapshot, state) and main.tone == "good" else main.tone,
+        "tone": "calm" if is_calm else main.tone,
         "steps": [],
         "facts": facts(snapshot, None, best_of(snapshot))[:FACTS_SHOWN],
         "actions": [],
@@ -70,7 +72,17 @@ def _title(snapshot: RunSnapshot, state: str, main: Finding) -> str:
         what = "Paused at" if state == "paused" else "Resuming from"
         return f"{what} step {snapshot.step:,}"
     # The numbers beside it say the rest.
-    return "Learning well" if main.rule == "doing well" else main.text
+    if main.rule != "doing well":
+        return main.text
+    return (
+        "The loss falls, no answer is right yet" if _has_none_right(snapshot) else "Learning well"
+    )
+
+
+def _has_none_right(snapshot: RunSnapshot) -> bool:
+    """Returns whether none of the latest sample answers is right, where it is known what is."""
+    samples = right_samples(snapshot)
+    return samples is not None and not samples[0]
 
 
 def _text(snapshot: RunSnapshot, state: str, main: Finding, judged: Verdict) -> str:

@@ -103,12 +103,10 @@ def alarms(snapshot: RunSnapshot) -> set[str]:
 
 def _loss_text(snapshot: RunSnapshot) -> str:
     steps, evals = snapshot.steps, snapshot.evals
-    text = (
-        f"{steps.loss[0]:.3g} at step {steps.step[0]:,}, {steps.loss[-1]:.3g} at step "
-        f"{steps.step[-1]:,}"
-    )
+    first, last = in_digits(steps.loss[0]), in_digits(steps.loss[-1])
+    text = f"{first} at step {steps.step[0]:,}, {last} at step {steps.step[-1]:,}"
     if len(evals):
-        text += f"; validation {evals.loss[-1]:.3g} at step {evals.step[-1]:,}"
+        text += f"; validation {in_digits(evals.loss[-1])} at step {evals.step[-1]:,}"
     return text
 
 

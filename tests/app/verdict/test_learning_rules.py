@@ -350,8 +350,8 @@ def test_a_run_that_learns_says_from_where_to_where():
 
 def test_while_evidence_is_short_it_is_too_early_to_say():
     found = judged(7, falling)
-    assert found.text == "Warming up: verdict at step 100."
-    assert judged(90, lambda step: 5 + shaken(step, 0.01)).text.endswith("at step 100.")
+    assert found.text == "Warming up: verdict by step 100."
+    assert judged(90, lambda step: 5 + shaken(step, 0.01)).text.endswith("by step 100.")
     assert judged(150, lambda step: 5 + shaken(step, 0.01), 1000).text.endswith("at step 200.")
     unclear = judged(120, lambda step: 5 + shaken(step, 3.0))  # the noise would hide a fall
     assert unclear.rule == "too early" and "at step 100." not in unclear.text

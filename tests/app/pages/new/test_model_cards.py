@@ -30,7 +30,7 @@ def test_the_chosen_model_stays_and_comes_first():
     for method in ("full", "lora"):
         shown = cards(chosen, method=method)
         assert chosen in shown[0]["ids"]
-        assert len({card["id"] for card in shown}) == len(shown)
+        assert len({card["id"] for card in shown}) == len(shown) <= FITTING + TOO_LARGE
 
 
 def test_adapters_fit_larger_models():

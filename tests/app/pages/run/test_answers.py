@@ -3,8 +3,11 @@
 from app.pages.run.answers import answers
 from app.pages.run.facts import NOT_TESTED
 from app.pages.run.facts import answers as answers_right
+from app.pages.run.head import head
+from app.verdict.findings import Finding, Verdict
 from engine.runs.record.events import EvalFinished, ExactMatchMeasured, PromptsAnswered
 from engine.runs.record.snapshot import RunSnapshot
+from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED
 from tests.support.folded import fold
 from tests.support.synthetic_run import records, step_finished
 
@@ -80,6 +83,18 @@ def test_the_number_beside_the_verdict_agrees_with_the_answers_below_it():
     assert answers_right(answered, 5, None)["to"] == NOT_TESTED
     tested = run(BEFORE, *trained(30, few(20, "1", "1", "1"), AFTER))
     assert answers_right(tested, None, None)["to"] == "100 %"
+
+
+def test_a_run_without_a_right_answer_is_not_said_to_learn_well():
+    judged = Verdict(Finding("doing well", "good", "Learning well. Training loss 6 → 5."), ())
+    evaluated = EvalFinished(10, 1.0, 9)
+    for texts, title, tone in (
+        (("x", "y", "z"), "The loss falls, no answer is right yet", "calm"),
+        (("0", "y", "z"), "Learning well", "good"),
+    ):
+        answered = run(BEFORE, *trained(10, evaluated, few(10, *texts)))
+        shown = head(answered, "running", NOTHING_SAVED, judged)
+        assert (shown["title"], shown["tone"]) == (title, tone)
 
 
 def test_in_the_end_more_are_shown_with_the_score():
