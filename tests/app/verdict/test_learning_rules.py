@@ -352,9 +352,9 @@ def test_while_evidence_is_short_it_is_too_early_to_say():
     found = judged(7, falling)
     assert found.text == "Warming up: verdict by step 100."
     assert judged(90, lambda step: 5 + shaken(step, 0.01)).text.endswith("by step 100.")
-    assert judged(150, lambda step: 5 + shaken(step, 0.01), 1000).text.endswith("at step 200.")
+    assert judged(150, lambda step: 5 + shaken(step, 0.01), 1000).text.endswith("by step 200.")
     unclear = judged(120, lambda step: 5 + shaken(step, 3.0))  # the noise would hide a fall
-    assert unclear.rule == "too early" and "at step 100." not in unclear.text
+    assert unclear.rule == "too early" and "by step 100." not in unclear.text
 
 
 def test_a_run_that_does_not_learn_is_told_so():
