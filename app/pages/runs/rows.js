@@ -7,6 +7,8 @@ const WIDTH = 96,
     HEIGHT = 30,
     EDGE = 2;
 
+const PIN = "M9 3h6M10 3v6l-3 5h10l-3-5V3M12 14v7";
+
 const UNKNOWN = "–";
 
 const LABELS = {
@@ -73,12 +75,23 @@ function nameCell(run, { works, marks }) {
         ? button(run, "open", run.name, works, "rs-link", "Open: ")
         : el("strong", {}, run.name);
     const badges = [
+        marks.isPinned ? el("span", { class: "rs-pin", title: "Pinned" }, pin()) : null,
         marks.isPinned ? el("span", { class: "rs-hidden" }, "pinned") : null,
         marks.isBaseline ? el("span", { class: "rs-tag rs-mark" }, "baseline") : null,
         ...run.tags.map((tag) => el("span", { class: "rs-tag" }, tag)),
     ];
     const title = [run.name, run.note, run.id].filter(Boolean).join("\n");
     return [el("div", { class: "rs-run-name" }, name, ...badges), title];
+}
+
+function pin() {
+    const drawing = document.createElementNS(SVG, "svg");
+    const path = document.createElementNS(SVG, "path");
+    path.setAttribute("d", PIN);
+    drawing.setAttribute("viewBox", "0 0 24 24");
+    drawing.setAttribute("aria-hidden", "true");
+    drawing.append(path);
+    return drawing;
 }
 
 // Why a run failed is in a tooltip, and is read by screen readers.
