@@ -234,6 +234,7 @@ class RunList:
         return Weights(
             can_chat=is_paused_here or saved.trained_on is not None or _has_export(folder),
             saved=saved,
+            has_export=folder.has_export,
         )
 
     # ------------------------------------------------------------------ runs of other processes

@@ -25,6 +25,8 @@ class Weights:
     """Whether there are weights for a chat: a checkpoint, the best, an export or a paused run."""
     saved: SavedSteps = NOTHING_SAVED
     """Weights of the run on the disk."""
+    has_export: bool = False
+    """Whether the run's own folder holds an exported model or adapters."""
 
 
 NO_WEIGHTS = Weights()
@@ -118,6 +120,7 @@ def _run_row(run: RunSummary, weights: Weights, scan: RunScan, is_busy: bool) ->
         "accuracy": _answered(sparkline),
         "size": "" if scan.folder_bytes is None else in_bytes(scan.folder_bytes),
         "bytes": scan.folder_bytes,
+        "has_export": weights.has_export,
         "tags": list(run.tags),
         "model": run.model,
         "data": run.data,

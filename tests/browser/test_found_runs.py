@@ -101,6 +101,7 @@ def test_columns_pins_and_a_baseline_are_chosen_and_kept(runs_page, three):
     expect(row_of(page, three[0].id).locator("[data-column=size]")).to_contain_text("KiB")
     more_of(page, three[0].id).get_by_role("menuitem", name="Pin to the top").click()
     expect(shown_rows(page).first).to_have_attribute("data-run", three[0].id)
+    expect(row_of(page, three[0].id).get_by_title("Pinned")).to_be_visible()
     more_of(page, three[1].id).get_by_role("menuitem", name="Set as baseline").click()
     expect(row_of(page, three[1].id)).to_contain_text("baseline")
     page.reload()
@@ -181,11 +182,14 @@ def test_a_stopped_run_waits_in_the_queue_while_another_goes_on(runs_page, serve
 def test_several_runs_are_deleted_together_once_their_names_were_read(runs_page, server):
     page = runs_page
     doomed = [recorded_run(server, 12, f"Doomed {number}") for number in (1, 2)]
+    doomed[0].export_path.mkdir()
+    (doomed[0].export_path / "config.json").write_text("{}", encoding="utf-8")
     for folder in doomed:
         expect(row_of(page, folder.id).locator("polyline")).to_be_attached()  # its size is known
         row_of(page, folder.id).get_by_role("checkbox").check()
     page.locator("[data-part=delete-open]").click()
     dialog = page.locator("dialog[data-part=delete]")
+    expect(dialog).to_contain_text("Their exported models are deleted too. Models that you")
     expect(dialog).to_contain_text("2 runs")
     for folder in doomed:
         expect(dialog.locator(f"li[title='{folder.id}']")).to_contain_text("KiB")

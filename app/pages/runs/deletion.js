@@ -20,6 +20,7 @@ export class Deletion {
         const one = runs.length === 1;
         field(this.root, "delete-name").textContent = one ? runs[0].name : `${runs.length} runs`;
         field(this.root, "delete-size").textContent = sizeOf(runs);
+        field(this.root, "delete-exports").textContent = exportsOf(runs);
         const named = runs.slice(0, NAMED).map((run) => el("li", { title: run.id }, ...about(run)));
         if (runs.length > NAMED) named.push(el("li", {}, `and ${runs.length - NAMED} more`));
         dialog.querySelector('[data-part="delete-runs"]').replaceChildren(...named);
@@ -53,6 +54,14 @@ function about(run) {
     const date = new Date(run.created * 1000).toLocaleDateString([], { dateStyle: "medium" });
     const facts = [date, run.size].filter(Boolean).join(" · ");
     return [el("strong", {}, run.name), el("span", {}, facts)];
+}
+
+// A run's own export lies in its folder.
+function exportsOf(runs) {
+    if (!runs.some((run) => run.has_export)) return "";
+    return runs.length === 1
+        ? "Its exported model is deleted too."
+        : "Their exported models are deleted too.";
 }
 
 // The bytes of folders that were not measured yet are not known.

@@ -42,6 +42,15 @@ def test_the_list_of_runs(session):
     assert listed[0]["name"] == "<b>bold</b>" and listed[0]["state"] == "finished"
 
 
+@pytest.mark.parametrize("file", ["config.json", "adapter_config.json"])
+def test_a_row_knows_the_export_that_is_deleted_with_its_run(session, file):
+    plain, exported = finished_run(session), finished_run(session)
+    exported.export_path.mkdir()
+    (exported.export_path / file).write_text("{}", encoding="utf-8")
+    rows = get(session, "/api/runs").json()["runs"]
+    assert {row["id"]: row["has_export"] for row in rows} == {plain.id: False, exported.id: True}
+
+
 @pytest.mark.parametrize("body", [[], {"command": 3}, {}, {"command": "explode"}])
 def test_wrong_requests_are_refused_in_a_sentence(session, body):
     folder = finished_run(session)
