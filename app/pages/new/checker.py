@@ -22,6 +22,7 @@ from app.form.settings_form import (
     read_config,
     settings,
     shown_changes,
+    shown_values,
 )
 from app.form.train_command import train_command
 from app.pages.new.data_figures import lengths_figure, lengths_text, packing_text
@@ -165,6 +166,14 @@ class Checker:
         names = {preset.name for preset in self.presets.listed().values()}
         found = derived_defaults(before, after, names)
         return {"changes": found.changes, "notes": list(found.notes)}
+
+    def trains_as_preset(self, preset: str | None, shown: dict[str, Any]) -> bool:
+        """Returns whether the form has the data and the model that its preset tells of."""
+        listed = self.presets.get(preset)
+        if listed is None or listed.config is None:
+            return True
+        own = shown_values(listed.config)
+        return all(shown[name] == own[name] for name in ("data.source", "model.source"))
 
     def command(self, preset: str | None, shown: dict[str, Any]) -> str:
         """Returns the command that trains the form's settings without a browser. Raises RunError

@@ -8,6 +8,7 @@ POST /api/check {tab, preset, shown, keep, timed}
     false; without a tab, new tabs begin with it. If
     `timed` is true, the fit panel shows how long a step takes with each suggestion, and what it
     costs that units live where they do; the page asks for that once the fit panel stands.
+    `as_preset` is false where the data or the model are not those of the preset.
 POST /api/command {preset, shown}
     Answers with the `command` that trains these settings without a browser.
 POST /api/derived {before, after}
@@ -62,7 +63,8 @@ def _check_routes(checker: Checker) -> list[Route]:
         shown = _shown(body)
         if keep:
             await asyncio.to_thread(checker.drafts.remember, tab_of(body), preset, shown)
-        return JSONResponse(await asyncio.to_thread(checker.fit_panel, shown, timed))
+        found = await asyncio.to_thread(checker.fit_panel, shown, timed)
+        return JSONResponse(found | {"as_preset": checker.trains_as_preset(preset, shown)})
 
     async def command(request: Request) -> Response:
         body = await json_body(request)

@@ -385,6 +385,8 @@ async function check(place, form) {
     if (signal.aborted) return;
     place.answer = fit;
     place.checked = form;
+    // What a preset says of its data and its model is not true of others.
+    document.body.classList.toggle("rs-own", fit.as_preset === false);
     judge(place);
     settle(place);
     askForPreview();

@@ -218,6 +218,16 @@ def test_the_verdict_tells_how_a_drive_of_moments_wears(checker):
     assert small["bars"][-1]["cost"] == ""
 
 
+def test_what_a_preset_says_is_not_said_of_other_data_or_another_model(checker):
+    preset = next(iter(checker.presets.listed().values()))
+    own = shown_values(preset.config)
+    assert checker.trains_as_preset(preset.file, own)
+    assert checker.trains_as_preset(preset.file, own | {"name": "Mine", "train.steps": "9"})
+    assert not checker.trains_as_preset(preset.file, own | {"data.source": "mine.csv"})
+    assert not checker.trains_as_preset(preset.file, own | {"model.source": "Qwen/Qwen3-0.6B"})
+    assert checker.trains_as_preset(None, own)
+
+
 def test_the_same_draft_is_estimated_once(checker):
     for _ in range(3):
         checker.fit_panel(shown())
