@@ -8,6 +8,7 @@ of the form's components by dotted name (`settings_form`).
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ when the preview of the new data arrives.
 """
 LENGTH = {"train.epochs": "3", "train.steps": ""}
 """Length of a run on a person's own data, whatever that of a preset on its own is."""
+RATE = "train.learning_rate"
 HIGHEST_OF_ADAPTERS, LOWEST_OF_ADAPTERS = 1e-3, 1e-4
 """Usual rates of adapters, which are about ten times those of whole models."""
 
@@ -39,19 +41,22 @@ class DerivedDefaults:
     notes: tuple[str, ...]
 
 
-def derived_defaults(before: Shown, after: Shown, names: Collection[str]) -> DerivedDefaults:
+def derived_defaults(
+    before: Shown, after: Shown, names: Collection[str], preset: Shown | None = None
+) -> DerivedDefaults:
     """Returns what follows from the changes between two states of the form. names: these are of
-    presets, so no person has given them to a run.
+    presets, so no person has given them to a run. preset: the values that the form began with. Its
+    precision and its rate follow the model and the method; others were typed, and stay with another
+    model.
     """
     changed = {name for name in after if after[name] != before.get(name)}
     changes: dict[str, Any] = {}
     notes: list[str] = []
     if "train.batch_size" in changed and "train.micro_batch_size" not in changed:
         _derive_micro_batch(after, changes, notes)
-    if "model.source" in changed and "model.dtype" not in changed:
-        changes["model.dtype"] = own_precision(str(after["model.source"] or ""))
-    if "model.source" in changed and "train.learning_rate" not in changed:
-        _derive_rate_of_model(after, changes)
+    follows = preset is None or before["model.dtype"] == _precision(before, preset)
+    if "model.source" in changed and "model.dtype" not in changed and follows:
+        changes["model.dtype"] = _precision(after, preset)
     if "data.source" in changed:
         defaults = default_values()
         changes |= {name: defaults[name] for name in OF_THE_DATA if name not in changed}
@@ -59,8 +64,8 @@ def derived_defaults(before: Shown, after: Shown, names: Collection[str]) -> Der
             changes |= LENGTH
         if after[OBJECTIVE] == "dpo":  # which data without pairs would refuse
             changes[OBJECTIVE] = "sft"
-    if "train.method" in changed and "train.learning_rate" not in changed:
-        _derive_rate(before, after, changes)
+    if changed & {"model.source", "train.method"} and RATE not in changed:
+        _derive_rate(before, after, preset, changes)
     if "data.source" in changed and "name" not in changed and not _is_given(before, names):
         changes["name"] = run_name(after["data.source"]) or before["name"]
     changes = {name: value for name, value in changes.items() if value != after.get(name)}
@@ -90,25 +95,46 @@ def _derive_micro_batch(after: Shown, changes: dict[str, Any], notes: list[str])
             )
 
 
-def _derive_rate_of_model(after: Shown, changes: dict[str, Any]) -> None:
-    """A published model forgets all it knows at the rate of a tiny one."""
+def _precision(shown: Shown, preset: Shown | None) -> str:
+    """Returns the precision of the form's model where no person has chosen one."""
+    source = str(shown["model.source"] or "")
+    if preset is not None and source.strip() == preset["model.source"]:
+        return str(preset["model.dtype"])
+    return own_precision(source)
+
+
+def _derive_rate(
+    before: Shown, after: Shown, preset: Shown | None, changes: dict[str, Any]
+) -> None:
+    with contextlib.suppress(ValueError, TypeError):
+        start, is_typed = before, False
+        if preset is not None:
+            is_typed = not math.isclose(float(before[RATE]), _rate_from(preset, before))
+            start = before if is_typed else preset
+        rate = _rate_of_method(start, after) if is_typed else _rate_from(start, after)
+        changes |= shown_changes({RATE: rate})
+
+
+def _rate_from(start: Shown, shown: Shown) -> float:
+    """Returns the rate that follows from that of `start` with the model and the method of `shown`.
+    A published model forgets all it knows at the rate of a tiny one.
+    """
+    source, rate = str(shown["model.source"]).strip(), _rate_of_method(start, shown)
     known = {name for entry in catalog() for name in (entry.id, *entry.also)}
-    with contextlib.suppress(ValueError, TypeError):
-        too_high = float(after["train.learning_rate"]) > HIGHEST_OF_ADAPTERS
-        if too_high and str(after["model.source"]).strip() in known:
-            usual = OptimConfig().learning_rate
-            rate = rate_of_adapters(usual) if after["train.method"] == "lora" else usual
-            changes |= shown_changes({"train.learning_rate": rate})
+    if source == start["model.source"] or source not in known or rate <= HIGHEST_OF_ADAPTERS:
+        return rate
+    usual = OptimConfig().learning_rate
+    return rate_of_adapters(usual) if shown["train.method"] == "lora" else usual
 
 
-def _derive_rate(before: Shown, after: Shown, changes: dict[str, Any]) -> None:
-    with contextlib.suppress(ValueError, TypeError):
-        rate = float(after["train.learning_rate"])
-        if after["train.method"] == "lora":
-            rate = rate_of_adapters(rate)
-        elif before["train.method"] == "lora" and rate <= HIGHEST_OF_ADAPTERS:
-            rate /= 10
-        changes |= shown_changes({"train.learning_rate": rate})
+def _rate_of_method(start: Shown, shown: Shown) -> float:
+    rate = float(start[RATE])
+    methods = (start["train.method"], shown["train.method"])
+    if methods[0] == methods[1]:
+        return rate
+    if methods[1] == "lora":
+        return rate_of_adapters(rate)
+    return rate / 10 if methods[0] == "lora" and rate <= HIGHEST_OF_ADAPTERS else rate
 
 
 def rate_of_adapters(rate: float) -> float:

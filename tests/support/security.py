@@ -19,10 +19,10 @@ CHOICE = {"run_id": RUN, "weights": "newest"}
 BODIES = {
     "/api/check": {"preset": None, "shown": SHOWN, "keep": False},
     "/api/command": {"preset": None, "shown": SHOWN},
-    "/api/derived": {"before": SHOWN, "after": SHOWN},
+    "/api/derived": {"preset": None, "before": SHOWN, "after": SHOWN},
     "/api/rows": {"shown": SHOWN},
     "/api/fitting": {"shown": SHOWN},
-    "/api/models": {"shown": SHOWN},
+    "/api/models": {"preset": None, "shown": SHOWN},
     "/api/presets": {"name": "Starter", "shown": SHOWN},
     "/api/presets/remove": {"file": "no file"},
     "/api/hardware/column": {"machine": "This machine", "timed": False, "settings": TABLE},

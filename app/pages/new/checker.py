@@ -14,7 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.form.derived_defaults import default_values, derived_defaults, with_even_rows
+from app.form.derived_defaults import (
+    DerivedDefaults,
+    default_values,
+    derived_defaults,
+    with_even_rows,
+)
 from app.form.presets import PresetShelf
 from app.form.settings_form import (
     as_labeled,
@@ -64,6 +69,8 @@ SMALLER_SHOWN = 3
 """Number of smaller models that are offered instead of one that does not fit."""
 SAMPLES_KEPT = 32
 """Number of data sets whose measurements are kept."""
+ANY_MODEL = "any/model"
+"""Stands for a model of the hub whose own values do not matter."""
 AFTER_TOKENIZER = "The first rows are shown once the model's tokenizer is there."
 NO_TOKENIZER = "The tokenizer of the model is missing."
 UNKNOWN_COLUMNS = "Which column is the question, and which the answer?"
@@ -159,20 +166,31 @@ class Checker:
         )
         return fit_panel(report, busy, beside)
 
-    def derived(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the `changes` of other settings that follow from what a person changed, and
-        `notes`, the sentences about them.
+    def derived(
+        self, preset: str | None, before: Mapping[str, Any], after: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Returns the `changes` of other settings that follow from what a person changed in a form
+        that began with a preset, and `notes`, the sentences about them.
         """
-        names = {preset.name for preset in self.presets.listed().values()}
-        found = derived_defaults(before, after, names)
+        found = self._derived(preset, before, after)
         return {"changes": found.changes, "notes": list(found.notes)}
+
+    def _derived(
+        self, preset: str | None, before: Mapping[str, Any], after: Mapping[str, Any]
+    ) -> DerivedDefaults:
+        names = {each.name for each in self.presets.listed().values()}
+        return derived_defaults(before, after, names, self._values_of(preset))
+
+    def _values_of(self, preset: str | None) -> dict[str, Any] | None:
+        """Returns the component values of a preset, or None where there are none."""
+        found = self.presets.get(preset)
+        return None if found is None or found.config is None else shown_values(found.config)
 
     def trains_as_preset(self, preset: str | None, shown: dict[str, Any]) -> bool:
         """Returns whether the form has the data and the model that its preset tells of."""
-        listed = self.presets.get(preset)
-        if listed is None or listed.config is None:
+        own = self._values_of(preset)
+        if own is None:
             return True
-        own = shown_values(listed.config)
         return all(shown[name] == own[name] for name in ("data.source", "model.source"))
 
     def command(self, preset: str | None, shown: dict[str, Any]) -> str:
@@ -201,15 +219,19 @@ class Checker:
         changes = fitting(config, found["format"], self._run_length(config))
         return {"changes": shown_changes(changes)}
 
-    def models(self, shown: dict[str, Any]) -> dict[str, Any]:
-        """Returns `models` of the catalog as cards, those that fit first; see `model_cards`."""
+    def models(self, preset: str | None, shown: dict[str, Any]) -> dict[str, Any]:
+        """Returns `models` of the catalog as cards, those that fit first; see `model_cards`. Each
+        has the settings that follow when a person chooses it.
+        """
+        after = {**shown, "model.source": ANY_MODEL}
         try:
-            config = read_config(with_even_rows(shown)[0])
-            # As models of the hub are stored; which data are read says nothing about memory here.
-            plain = {"model.dtype": "bfloat16", "model.source": "a model", "name": ""}
-            job = config.with_values(plain | {"data.source": "rows", "data.format": "auto"})
+            chosen = read_config(with_even_rows(shown)[0])
+            follows = self._derived(preset, shown, after).changes
+            job = read_config(with_even_rows({**after, **follows})[0])
+            unnamed = {"name": ""}  # another name is no reason to plan again
             machine = rounded_machine(self._machine())
-            return {"models": list(self._cards(job, machine, config.model.source))}
+            cards = self._cards(job.with_values(unnamed), machine, chosen.with_values(unnamed))
+            return {"models": list(cards)}
         except RamstreamError:  # the fit panel says what is wrong
             return {"models": []}
 

@@ -76,7 +76,8 @@ export class DerivedDefaults {
         const after = { ...shown, [name]: value };
         // An answer that does not arrive changes nothing: a run would still say what is wrong.
         this.deriving += 1;
-        const answer = await send("/api/derived", { before, after }).catch(() => null);
+        const { preset } = this;
+        const answer = await send("/api/derived", { preset, before, after }).catch(() => null);
         this.deriving -= 1;
         this.take(name, before, value, answer);
         this.done();
@@ -85,6 +86,7 @@ export class DerivedDefaults {
     take(name, before, value, answer) {
         if (!answer || this.known[name] !== value) return;
         if (name === "train.method") this.restoreRate(before, value, answer.changes);
+        if (name === "model.source") this.rates = {}; // they were those of the model before
         this.note(answer.notes);
         if (Object.keys(answer.changes).length) this.fill(answer.changes);
     }

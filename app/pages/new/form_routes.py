@@ -11,11 +11,12 @@ POST /api/check {tab, preset, shown, keep, timed}
     `as_preset` is false where the data or the model are not those of the preset.
 POST /api/command {preset, shown}
     Answers with the `command` that trains these settings without a browser.
-POST /api/derived {before, after}
-    Answers with the changes of other settings that follow from what a person changed.
+POST /api/derived {preset, before, after}
+    Answers with the changes of other settings that follow from what a person changed. `preset` is
+    the one that the form began with, or null.
 POST /api/fitting {shown}
     Answers with the changes of settings that fit the data, once these are read.
-POST /api/models {shown}
+POST /api/models {preset, shown}
     Answers with models as cards, those that fit first.
 POST /api/rows {shown}
     Counts the rows of the data, and answers when later fit panels show them.
@@ -57,7 +58,7 @@ def _post(path: str, handler: Handler) -> Route:
 def _check_routes(checker: Checker) -> list[Route]:
     async def check(request: Request) -> Response:
         body = await json_body(request)
-        preset = text_of(body, "preset") if body.get("preset") is not None else None
+        preset = _preset_of(body)
         keep = switch_of(body, "keep") if "keep" in body else True
         timed = switch_of(body, "timed") if "timed" in body else False
         shown = _shown(body)
@@ -68,22 +69,24 @@ def _check_routes(checker: Checker) -> list[Route]:
 
     async def command(request: Request) -> Response:
         body = await json_body(request)
-        preset = text_of(body, "preset") if body.get("preset") is not None else None
+        preset = _preset_of(body)
         shown = _shown(body)
         return JSONResponse({"command": await asyncio.to_thread(checker.command, preset, shown)})
 
     async def derived(request: Request) -> Response:
         body = await json_body(request)
         before, after = _shown(body, "before"), _shown(body, "after")
-        return JSONResponse(await asyncio.to_thread(checker.derived, before, after))
+        found = await asyncio.to_thread(checker.derived, _preset_of(body), before, after)
+        return JSONResponse(found)
 
     async def fitting(request: Request) -> Response:
         shown = _shown(await json_body(request))
         return JSONResponse(await asyncio.to_thread(checker.fitting, shown))
 
     async def models(request: Request) -> Response:
-        shown = _shown(await json_body(request))
-        return JSONResponse(await asyncio.to_thread(checker.models, shown))
+        body = await json_body(request)
+        shown = _shown(body)
+        return JSONResponse(await asyncio.to_thread(checker.models, _preset_of(body), shown))
 
     async def rows(request: Request) -> Response:
         shown = _shown(await json_body(request))
@@ -143,6 +146,11 @@ def tab_of(body: dict[str, Any]) -> str:
     if not is_tab(name):
         raise RunError("tab is no name of a tab; reload the page.")
     return name
+
+
+def _preset_of(body: dict[str, Any]) -> str | None:
+    """Returns the key of the preset that the form began with, None for a form without one."""
+    return text_of(body, "preset") if body.get("preset") is not None else None
 
 
 def _shown(body: dict[str, Any], key: str = "shown") -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Models as cards, those that fit this machine first. Whether one fits is judged as in the table of
-models. All functions are pure.
+models; the memory is that of the plan that a run would use. All functions are pure.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from app.labels import in_bytes
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.machine.read_machine import Machine
+from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.model_table import Cell, cell, own_parameters, table_shape
-from engine.planning.fit.requirements import FitStatus
+from engine.planning.fit.requirements import FitStatus, requirements_of
 from engine.planning.shape.catalog import CatalogEntry, catalog
 from engine.planning.shape.model_shape import ModelShape
 from engine.text import in_gb
@@ -35,22 +36,25 @@ def rounded_machine(machine: Machine) -> Machine:
     return replace(machine, ram_available=machine.ram_available // RAM_GRAIN * RAM_GRAIN)
 
 
-def model_cards(config: TrainConfig, machine: Machine, chosen: str = "") -> list[dict[str, Any]]:
-    """Returns models for these settings: the one whose id is `chosen`, if it is known; some that
-    fit, from the smallest to the largest; then the smallest that does not. It is empty for settings
-    that no table is about.
+def model_cards(config: TrainConfig, machine: Machine, chosen: TrainConfig) -> list[dict[str, Any]]:
+    """Returns models for these settings: that of `chosen`, with its own settings, if it is known;
+    some that fit, from the smallest to the largest; then the smallest that does not. It is empty
+    for settings that no table is about.
     """
     known = _known(config)
     end = _first_too_large(known, config, machine)
-    first = [each for each in known if chosen in (each[0].id, *each[0].also)]
     rest = [*_spread(known[:end], FITTING), *known[end : end + TOO_LARGE]]
-    if first and first[0] not in rest:
+    first = [each for each in _known(chosen) if _is_of(chosen, each[0])]
+    if first and not any(_is_of(chosen, entry) for entry, _ in rest):
         rest = [*_spread(known[:end], FITTING - 1), *known[end : end + TOO_LARGE]]
-    rest = [each for each in rest if each not in first]
-    cards = [
-        _card(entry, shape, config, _cell(config, shape, machine)) for entry, shape in first + rest
+    return [
+        *(_card(*each, chosen, machine) for each in first),
+        *(_card(*each, config, machine) for each in rest if not _is_of(chosen, each[0])),
     ]
-    return sorted(cards, key=lambda card: (chosen not in card["ids"], not card["fits"]))
+
+
+def _is_of(config: TrainConfig, entry: CatalogEntry) -> bool:
+    return config.model.source in (entry.id, *entry.also)
 
 
 def _known(config: TrainConfig) -> list[Known]:
@@ -100,16 +104,19 @@ def _fits(found: Cell | None) -> bool:
 
 
 def _card(
-    entry: CatalogEntry, shape: ModelShape, config: TrainConfig, found: Cell | None
+    entry: CatalogEntry, shape: ModelShape, config: TrainConfig, machine: Machine
 ) -> dict[str, Any]:
     chat = (name for name in entry.also if name.lower().endswith(("-instruct", "-it")))
+    found = _cell(config, shape, machine)
     text = "cannot be trained so"
     if found is not None:
         text = f"lacks {found.missing}"
         if ", " not in found.missing:
             text = text.removesuffix(" of RAM")
         if _fits(found):
-            text = f"fits · {in_bytes(found.host_bytes)} RAM"
+            # Not the least that it takes: a plan uses free memory to be faster.
+            host = requirements_of(config, machine, shape).parts[PartName.HOST]
+            text = f"fits · {in_bytes(host.total)} RAM"
     return {
         "id": next(chat, entry.id),
         "ids": [entry.id, *entry.also],

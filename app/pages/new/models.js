@@ -5,8 +5,8 @@ import { el, field, isShown, send, setText } from "../../shared/dom.js";
 const METHOD = "train.method";
 const START = "model.start_from";
 const SOURCE = "model.source";
-// What it depends on whether a model fits; not the name of the run, nor the data.
-const DEPENDS = /^(train|engine)\.|^data\.max_seq_len$|^output\.checkpoint$/;
+// What says nothing about the memory of each model.
+const ASIDE = ["name", SOURCE];
 const SETTLED = 900; // ms: what a person types has its verdict first
 
 export class Models {
@@ -25,7 +25,8 @@ export class Models {
     }
 
     // Takes each form that is checked.
-    took({ shown }) {
+    took({ preset, shown }) {
+        this.preset = preset;
         this.shown = shown;
         const method = shown[METHOD];
         for (const radio of this.root.querySelectorAll(".rs-method input"))
@@ -36,7 +37,7 @@ export class Models {
         setText(field(this.root, "from"), `Continues from ${from.split("/").pop()}`);
         this.from.title = from;
         this.mark();
-        const key = JSON.stringify(Object.entries(shown).filter(([name]) => DEPENDS.test(name)));
+        const key = JSON.stringify(Object.entries(shown).filter(([name]) => !ASIDE.includes(name)));
         if (key === this.key) return;
         this.key = key;
         clearTimeout(this.pause);
@@ -48,8 +49,8 @@ export class Models {
             this.key = null; // asked for when the page is shown and checked again
             return;
         }
-        const { key } = this;
-        const answer = await send("/api/models", { shown: this.shown }).catch(() => null);
+        const { key, preset, shown } = this;
+        const answer = await send("/api/models", { preset, shown }).catch(() => null);
         if (!answer || key !== this.key) return;
         this.cards = answer.models;
         const fitting = this.cards.filter(({ fits }) => fits).length;
@@ -57,8 +58,12 @@ export class Models {
             field(this.root, "models-caption"),
             fitting ? "" : this.cards.length ? "No known model fits with these settings." : "",
         );
+        const { activeElement } = document;
+        const focused = this.list.contains(activeElement) ? activeElement.value : null;
         this.list.replaceChildren(...this.cards.map(card));
         this.mark();
+        for (const radio of this.list.querySelectorAll("input"))
+            if (radio.value === focused) radio.focus();
     }
 
     mark() {

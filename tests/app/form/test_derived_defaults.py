@@ -132,3 +132,26 @@ def test_own_data_take_three_passes_unless_a_length_comes_with_them():
     found = changed(data__source="mine.csv").changes
     assert (found["train.epochs"], found["train.steps"]) == ("3", "")
     assert "train.epochs" not in changed(data__source="mine.csv", train__steps="9").changes
+
+
+def with_starter(before, **values):
+    after = {**before, **{name.replace("__", "."): value for name, value in values.items()}}
+    return {**after, **derived_defaults(before, after, NAMES, STARTER).changes}
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_the_rate_and_precision_of_a_preset_come_back_with_its_model_and_method(method):
+    shown = with_starter(STARTER, model__source="Qwen/Qwen2.5-14B")
+    assert (shown["train.learning_rate"], shown["model.dtype"]) == ("1e-5", "bfloat16")
+    shown = with_starter(shown, train__method=method)
+    shown = with_starter(shown, model__source="assets/starter-model")
+    assert with_starter(shown, train__method="full") == STARTER
+
+
+def test_a_typed_rate_and_precision_stay_with_another_model():
+    typed = {**STARTER, "train.learning_rate": "0.003"}
+    other = with_starter(typed, model__source="Qwen/Qwen2.5-14B")
+    assert other["train.learning_rate"] == "0.003"
+    assert with_starter(other, model__source="assets/starter-model") == typed
+    in_fp32 = {**other, "model.dtype": "float32"}
+    assert with_starter(in_fp32, model__source="Qwen/Qwen2.5-7B")["model.dtype"] == "float32"

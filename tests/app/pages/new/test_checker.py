@@ -350,6 +350,28 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
     assert finding["text"] == found["why_not"]  # the page shows one sentence once
 
 
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_card_says_the_memory_that_the_summary_says_once_it_is_chosen(
+    checker, monkeypatch, method, gpu
+):
+    if not gpu:
+        machine = replace(named_machine("RTX 4090", 52), gpus=(), ram_available=int(22.7 * GIB))
+        monkeypatch.setattr(app.pages.new.checker, "read_machine", lambda folder: machine)
+    preset = checker.presets.get("starter.yaml")
+    before = shown_values(preset.config) | {"train.method": method}
+    cards = [card for card in checker.models(preset.file, before)["models"] if card["fits"]]
+    assert len(cards) >= 3
+    for card in cards:
+        after = before | {"model.source": card["id"]}
+        after |= checker.derived(preset.file, before, after)["changes"]
+        host = next(bar for bar in checker.fit_panel(after)["bars"] if bar["name"] == "host")
+        said, needed = (
+            float(re.search(r"[\d.]+(?= GiB)", text)[0]) for text in (card["text"], host["text"])
+        )
+        assert said == pytest.approx(needed, rel=0.02), card["title"]
+
+
 @pytest.mark.parametrize("lacking", ["folder", "start_from"])
 def test_what_else_a_run_needs_closes_start_too(tmp_path, lacking):
     runs = tmp_path / "runs"

@@ -15,7 +15,8 @@ def cards(chosen="", **train):
         "data": {"source": "d", "max_seq_len": 512},
         "train": {"epochs": 1, "batch_size": 8, **train},
     }
-    return model_cards(TrainConfig.from_dict(given), MACHINE, chosen)
+    config = TrainConfig.from_dict(given)
+    return model_cards(config, MACHINE, config.with_values({"model.source": chosen or "m"}))
 
 
 def test_those_that_fit_come_first_and_then_one_that_does_not():
