@@ -19,6 +19,7 @@ export class Hardware {
         this.stale = true;
         this.reading = false;
         this.settings = null;
+        this.wanted = null; // the model whose machines are asked for before the page was read
         this.following = false; // whether a measurement is in progress
         this.result = "";
         this.turn = 0; // counts requests for the whole table; only the newest one counts
@@ -93,6 +94,7 @@ export class Hardware {
         this.root.dataset.ready = ""; // also if it failed, for the error to be seen
         if (!isRead) this.stale = true;
         this.reading = false;
+        this.offerWanted();
     }
 
     choose(choices) {
@@ -112,7 +114,6 @@ export class Hardware {
         );
         this.root.querySelector("datalist").replaceChildren(...names);
         this.drawChips();
-        if (this.wanted) this.offer(this.wanted);
     }
 
     drawMachine({ machine, rates, why_not_measure: whyNot, job }) {
@@ -284,13 +285,27 @@ export class Hardware {
         this.fillForm({ "train.method": method });
     }
 
-    offer(id) {
+    // Shows the machines for a model that was asked for before the page could be seen.
+    offerWanted() {
+        const { wanted } = this;
+        if (!wanted || !this.data.choices) return;
+        this.wanted = null;
+        this.offer(wanted);
+    }
+
+    // Shows the machines for the model `id`, and leads to them; without one, for the model that is
+    // chosen.
+    async offer(id) {
         if (!this.data.choices) {
-            this.wanted = id; // until the page is first shown
+            this.wanted = id;
             return;
         }
-        if (id) this.offers.choose(id);
-        this.offers.ask(this.data.choices.machines, this.settings);
+        if (id) {
+            this.offers.choose(id);
+            this.offers.lead();
+        }
+        await this.offers.ask(this.data.choices.machines, this.settings);
+        this.offers.stay();
     }
 }
 

@@ -1,6 +1,6 @@
 // The machines for a model: the known ones that could train it, with their figures and sources.
 
-import { el, field, send } from "../../shared/dom.js";
+import { el, field, isShown, send } from "../../shared/dom.js";
 
 export class Offers {
     constructor(root) {
@@ -8,15 +8,26 @@ export class Offers {
         this.form = root.querySelector('[data-part="ask"]');
         this.table = root.querySelector('[data-part="offers"]');
         this.caption = field(root, "offered");
+        this.heading = root.querySelector("#rs-hardware-offers");
         this.asked = null; // the request whose answer is shown or awaited
     }
 
     // Sets the model, as if a person had typed it.
     choose(id) {
-        const box = this.form.elements.model;
-        box.value = id;
-        this.form.scrollIntoView({ block: "nearest" });
-        box.focus();
+        this.form.elements.model.value = id;
+    }
+
+    // Brings the answer into sight: it is below the table of models.
+    lead() {
+        if (isShown(this.heading)) this.heading.focus({ preventScroll: true });
+        this.stay();
+    }
+
+    // The answer, and what has arrived above it meanwhile, have moved the heading. It is brought
+    // back, unless the person has left it.
+    stay() {
+        if (document.activeElement === this.heading)
+            this.heading.scrollIntoView({ block: "start" });
     }
 
     // machines: known machines with their figures; settings: those of the table.
