@@ -55,7 +55,7 @@ from engine.planning.fit.fitting_machines import smaller_models
 from engine.planning.fit.pool_costs import Costs, costs_of
 from engine.planning.fit.report import FitReport, with_times
 from engine.planning.fit.requirements import FitStatus
-from engine.planning.shape.catalog import catalog_shape
+from engine.planning.shape.catalog import CatalogEntry, catalog_shape
 from engine.runs.record import runs_root
 from engine.runs.trackers.known_trackers import destinations
 from engine.training.weights.usable_start import refuse_unusable
@@ -405,9 +405,8 @@ def _run_seconds(report: FitReport, found: RunLength | None) -> float | None:
     return float(of_step * found.steps)
 
 
-def _smaller_than(config: TrainConfig, machine: Machine) -> tuple[str, ...]:
-    """Returns the ids of smaller models of the catalog that fit; none where no table is about the
-    settings.
+def _smaller_than(config: TrainConfig, machine: Machine) -> tuple[CatalogEntry, ...]:
+    """Returns smaller models of the catalog that fit; none where no table is about the settings.
     """
     shape = catalog_shape(config.model.source, config.model.dtype)
     if shape is None:
@@ -416,7 +415,7 @@ def _smaller_than(config: TrainConfig, machine: Machine) -> tuple[str, ...]:
         smaller = smaller_models(config, shape, machine, SMALLER_SHOWN)
     except ConfigError:
         return ()
-    return tuple(entry.id for entry in smaller)
+    return tuple(smaller)
 
 
 def _keep(known: dict[Any, Any], key: Any, value: Any) -> None:

@@ -27,6 +27,7 @@ from engine.planning.fit.pool import PoolPart
 from engine.planning.fit.pool_costs import Costs
 from engine.planning.fit.report import HOST_WATTS, FitReport
 from engine.planning.fit.requirements import FitStatus, Part
+from engine.planning.shape.catalog import CatalogEntry
 from engine.text import counted, in_hours, in_seconds
 
 HEADLINES = {
@@ -106,8 +107,8 @@ class Beside:
     """Seconds of the run; None where they are not known."""
     waiting: int = 0
     """Number of runs in the queue."""
-    smaller: Sequence[str] = ()
-    """Ids of models that would fit instead."""
+    smaller: Sequence[CatalogEntry] = ()
+    """Models that would fit instead."""
     costs: Costs | None = None
     """Costs of where units live, in a fit panel that is timed."""
     lacks: str = ""
@@ -166,7 +167,7 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         "size": _size_text(report),
         "run_length": beside.run_length,
         "length": None if beside.length is None else asdict(beside.length),
-        "smaller": list(beside.smaller),
+        "smaller": [{"id": entry.id, "title": entry.title} for entry in beside.smaller],
         # Of a model that does not fit, the page offers to look for machines that train it.
         "model": None if fits else report.model["source"],
         "field": None,

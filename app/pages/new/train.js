@@ -501,12 +501,8 @@ function drawInstead(element, { smaller, model }) {
         );
     };
     field(element, "smaller").replaceChildren(
-        ...smaller.map((id) =>
-            el(
-                "button",
-                { type: "button", class: "rs-small", click: use(id) },
-                id.split("/").pop(),
-            ),
+        ...smaller.map(({ id, title }) =>
+            el("button", { type: "button", class: "rs-small", title: id, click: use(id) }, title),
         ),
     );
     part("machines").hidden = !model;

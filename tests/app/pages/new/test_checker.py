@@ -350,6 +350,14 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
     assert finding["text"] == found["why_not"]  # the page shows one sentence once
 
 
+def test_smaller_models_that_fit_have_the_names_of_their_cards(checker):
+    given = shown(model__source="Qwen/Qwen3-32B")
+    titles = dict(known_models())
+    smaller = checker.fit_panel(given, timed=True)["smaller"]
+    assert smaller and all(each["title"] == titles[each["id"]] for each in smaller)
+    assert all("/" not in each["title"] and each["title"] not in each["id"] for each in smaller)
+
+
 @pytest.mark.parametrize("gpu", [True, False])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_card_says_the_memory_that_the_summary_says_once_it_is_chosen(
