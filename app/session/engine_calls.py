@@ -23,7 +23,7 @@ from engine.planning.fit.report import FitReport, estimate
 from engine.tools.chat.conversation import Message, Sampling, Source
 from engine.training.export.push import push
 from engine.training.loop.run import resume_run, start_run
-from engine.training.weights.usable_start import refuse_out_of_reach
+from engine.training.weights.usable_start import downloads_weights, refuse_out_of_reach
 
 
 def _estimate(config: TrainConfig, machine: Machine) -> FitReport:
@@ -80,6 +80,8 @@ class EngineCalls:
     """Raises DataError if the first rows of data on this machine cannot be read."""
     refuse_out_of_reach: Callable[..., None] = refuse_out_of_reach
     """Raises ModelError for a model that is neither here nor to be had now."""
+    downloads_weights: Callable[[TrainConfig], bool] = downloads_weights
+    """Returns whether a run would first download weights."""
     count_rows: Callable[[DataConfig], float | None] = count_rows
     load_tokenizer: Callable[[str], Any] = _load_tokenizer
     warm_up: Callable[[ModelConfig], None] = _warm_up

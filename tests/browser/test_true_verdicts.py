@@ -84,7 +84,7 @@ def test_start_is_closed_while_the_model_is_not_to_be_had(context, server, width
     page.set_viewport_size({"width": width, "height": height})
     page.goto(f"{server.address}/?show=new")
     expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value(MODEL)
-    page.wait_for_selector(".rs-fit-panel[data-tone=bad]")
+    page.wait_for_selector(".rs-fit-panel[data-tone=warn]")
     found = page.locator(".rs-reasons")
     expect(found).to_contain_text(f"{MODEL} is not downloaded yet")
     expect(page.locator("#start")).to_be_disabled()

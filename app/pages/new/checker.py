@@ -36,7 +36,7 @@ from app.pages.new.faults import unforeseen
 from app.pages.new.fit_panel import NO_FOLDER, NO_MODEL, Beside, fit_panel, unchecked
 from app.pages.new.fitting import fitting
 from app.pages.new.fixes import best_suggestions, fix_of, fix_of_passes
-from app.pages.new.model_cards import model_cards, rounded_machine
+from app.pages.new.model_cards import download_size, model_cards, rounded_machine
 from app.pages.new.receipt import job_lines
 from app.pages.new.run_length import RunLength, Sample, run_length, run_length_text
 from app.session.session import Session
@@ -149,7 +149,9 @@ class Checker:
         costs = self._costs(*asked) if timed else None
         busy = self._session.why_not_start()
         lacks, lacking = self._lacks(config)
+        is_to_come = not lacks and self._session.engine.downloads_weights(config)
         beside = Beside(
+            to_download=download_size(shape_of_run(config), config) if is_to_come else "",
             remarks=remarks,
             fixes=fixes,
             rate=config.train.learning_rate,
@@ -406,8 +408,7 @@ def _run_seconds(report: FitReport, found: RunLength | None) -> float | None:
 
 
 def _smaller_than(config: TrainConfig, machine: Machine) -> tuple[CatalogEntry, ...]:
-    """Returns smaller models of the catalog that fit; none where no table is about the settings.
-    """
+    """Returns smaller models of the catalog that fit; none where no table is about the settings."""
     shape = catalog_shape(config.model.source, config.model.dtype)
     if shape is None:
         return ()

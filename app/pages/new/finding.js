@@ -21,20 +21,21 @@ export function findingOn(form, preview) {
 
 export const differ = (one, other) => JSON.stringify(one) !== JSON.stringify(other);
 
-// The fit panel with a finding on the data, which may be null. A panel that is bad already
-// keeps its headline.
+// The fit panel with a finding on the data, which may be null. A panel that is bad already, or of a
+// run that lacks its model, keeps its headline and tone.
 export function withFinding(fit, finding) {
     if (!finding) return fit;
     const { text, blocks, asks, headline = HEADLINES[blocks] } = finding;
-    const isBad = fit.tone === "bad";
+    const mayBegin = fit.can_start || fit.can_queue;
+    const isKept = fit.tone === "bad" || !mayBegin;
+    const tone = blocks && !asks ? "bad" : "warn";
     const judged = {
         ...fit,
-        headline: isBad ? fit.headline : headline,
-        tone: (blocks && !asks) || isBad ? "bad" : "warn",
+        headline: isKept ? fit.headline : headline,
+        tone: isKept ? fit.tone : tone,
         reasons: [...new Set([text, ...fit.reasons])],
     };
     if (!blocks) return judged;
-    const mayBegin = fit.can_start || fit.can_queue;
     const why_not = mayBegin ? text : fit.why_not;
     return { ...judged, can_start: false, can_queue: false, why_not };
 }

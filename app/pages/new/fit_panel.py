@@ -38,6 +38,7 @@ HEADLINES = {
 """Tone and headline for each status."""
 LACKS = "Fits. {}"
 """Headline of a run that fits and lacks something, with what that is."""
+TO_DOWNLOAD = "Fits · {} to download"
 NO_MODEL = "The model is not downloaded"
 NO_FOLDER = "The folder for runs cannot be used"
 TRY_AGAIN = {"label": "Try again", "changes": {}}
@@ -111,6 +112,8 @@ class Beside:
     """Models that would fit instead."""
     costs: Costs | None = None
     """Costs of where units live, in a fit panel that is timed."""
+    to_download: str = ""
+    """Size of the weights that a run would download first; empty where there are none."""
     lacks: str = ""
     """What the run needs and lacks now, memory apart."""
     lacking: str = ""
@@ -130,9 +133,13 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         tone, headline = "warn", f"Fits, with {counted(len(beside.remarks), 'warning')}"
     fits = report.status != FitStatus.DOES_NOT_FIT
     why_not = busy if fits else "Does not fit. Pick a fix above."
+    if beside.to_download and report.status == FitStatus.FITS:
+        tone, headline = "warn", TO_DOWNLOAD.format(beside.to_download)
     if beside.lacks:
         why_not = beside.lacks
-        tone, headline = "bad", LACKS.format(beside.lacking) if fits else headline
+        # What is only not downloaded yet is no fault of the run.
+        tone = "warn" if fits and beside.lacking == NO_MODEL else "bad"
+        headline = LACKS.format(beside.lacking) if fits else headline
     shown = best_suggestions(report.suggestions)
     suggestions = [suggestion_card(suggestion, report, beside.rate) for suggestion in shown]
     on_gpu = report.choices["device"] != "cpu"

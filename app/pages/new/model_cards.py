@@ -17,7 +17,6 @@ from engine.planning.fit.model_table import Cell, cell, own_parameters, table_sh
 from engine.planning.fit.requirements import FitStatus, requirements_of
 from engine.planning.shape.catalog import CatalogEntry, catalog
 from engine.planning.shape.model_shape import ModelShape
-from engine.text import in_gb
 
 FITTING, TOO_LARGE = 5, 1
 """Number of cards of models that fit, and of those that do not."""
@@ -123,5 +122,11 @@ def _card(
         "title": entry.title,
         "fits": _fits(found),
         "text": text,
-        "download": f"{in_gb(DTYPE_BYTES * own_parameters(shape, config))} download",
+        "download": f"{download_size(shape, config)} download",
     }
+
+
+def download_size(shape: ModelShape, config: TrainConfig) -> str:
+    """Returns about how large the weights of a model are on the hub, such as 2.5 GB or 269 MB."""
+    size = DTYPE_BYTES * own_parameters(shape, config)
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

@@ -9,6 +9,15 @@ from engine.model.hub.hub_cache import cached_config, cached_weights, is_offline
 from engine.paths import resolve_source
 
 
+def lacks_files(source: str, weights: bool) -> bool:
+    """Returns whether this is a model of the hub that is not on this machine, its `weights`
+    included if they are needed.
+    """
+    if resolve_source(source) is not None or not HUB_ID.fullmatch(source):
+        return False
+    return cached_config(source) is None or (weights and cached_weights(source) is None)
+
+
 def refuse_missing_files(source: str, weights: bool, waits: bool = True) -> None:
     """Raises ModelError for a model of the hub that is not on this machine, its `weights` included
     if they are needed, while the hub cannot be reached.
@@ -16,13 +25,11 @@ def refuse_missing_files(source: str, weights: bool, waits: bool = True) -> None
     A hub that does not answer is waited for some seconds or, unless this `waits`, for a moment
     only; then its last answer counts.
     """
-    if resolve_source(source) is not None or not HUB_ID.fullmatch(source):
-        return
-    has_config = cached_config(source) is not None
-    if has_config and (not weights or cached_weights(source) is not None):
+    if not lacks_files(source, weights):
         return
     reason = _why_cut_off(waits)
     if reason is not None:
+        has_config = cached_config(source) is not None
         what = f"the weights of {source} are" if has_config else f"{source} is"
         raise ModelError(
             f"model.source: this computer cannot reach Hugging Face ({reason}), and {what} not "

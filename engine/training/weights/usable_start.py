@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from engine.config.settings import TrainConfig
 from engine.model.hub.local_weights import refuse_no_model, refuse_no_weights
-from engine.model.hub.missing_files import refuse_missing_files
+from engine.model.hub.missing_files import lacks_files, refuse_missing_files
 from engine.model.lora.peft_folder import is_peft_folder
 from engine.paths import resolve_source
 
@@ -19,6 +19,12 @@ def needs_own_weights(config: TrainConfig) -> bool:
     """
     place = config.model.start_from
     return place is None or is_peft_folder(place)
+
+
+def downloads_weights(config: TrainConfig) -> bool:
+    """Returns whether a run begins with weights of the hub that are not on this machine."""
+    weights = config.model.init == "pretrained" and needs_own_weights(config)
+    return weights and lacks_files(config.model.source, weights=True)
 
 
 def refuse_out_of_reach(config: TrainConfig, waits: bool = True) -> None:

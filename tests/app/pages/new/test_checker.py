@@ -19,7 +19,7 @@ from app.form.settings_form import as_labeled, read_config, shown_values
 from app.pages.new.checker import AFTER_TOKENIZER, NO_TOKENIZER, Checker
 from app.pages.new.draft import DRAFT_FILE, Drafts
 from app.pages.new.fit_figures import fit_figure
-from app.pages.new.fit_panel import LACKS, NO_MODEL
+from app.pages.new.fit_panel import LACKS, NO_MODEL, TO_DOWNLOAD
 from app.pages.new.fixes import SHOWN
 from app.pages.new.form_routes import form_routes
 from app.pages.new.known_models import known_models
@@ -76,7 +76,11 @@ def checker(tmp_path, monkeypatch):
         SimpleNamespace(
             runs_dir=tmp_path,
             why_not_start=lambda: None,
-            engine=SimpleNamespace(estimate=counted_estimate, refuse_out_of_reach=lacks_nothing),
+            engine=SimpleNamespace(
+                estimate=counted_estimate,
+                refuse_out_of_reach=lacks_nothing,
+                downloads_weights=lambda config: False,
+            ),
         )
     )
     made.calls = calls
@@ -330,8 +334,13 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
         data__source=str(make_data(tmp_path / "d.jsonl")),
     )
     found = checker.fit_panel(given)
-    assert (found["tone"], found["headline"]) == ("bad", LACKS.format(NO_MODEL))
+    assert (found["tone"], found["headline"]) == ("warn", LACKS.format(NO_MODEL))
     assert not found["can_start"] and not found["can_queue"]
+    session.engine = EngineCalls(refuse_out_of_reach=lacks_nothing)  # the hub answers
+    online = checker.fit_panel(given)
+    assert (online["tone"], online["headline"]) == ("warn", TO_DOWNLOAD.format("269 MB"))
+    assert online["can_start"]
+    session.engine = EngineCalls()
     assert "this computer cannot reach Hugging Face" in found["why_not"]
     assert found["reasons"][0] == found["why_not"]
     assert found["fixes"][found["why_not"]]["label"] == "Try again"
