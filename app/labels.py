@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from engine.runs.record.events import EXPORT_FAILED
-from engine.text import GIB
+from engine.text import GIB, in_hours
 
 STATE_LABELS = {
     "preparing": "Preparing",
@@ -69,17 +69,7 @@ def in_time(seconds: float) -> str:
     """
     if not math.isfinite(seconds):
         return "–"
-    seconds = max(0, round(seconds))
-    for name, size, smaller, smaller_size in (
-        ("d", 86400, "h", 3600),
-        ("h", 3600, "min", 60),
-        ("min", 60, "s", 1),
-    ):
-        if seconds >= size:
-            rest = seconds % size // smaller_size
-            text = f"{seconds // size} {name}"
-            return f"{text} {rest} {smaller}" if rest else text
-    return f"{seconds} s"
+    return in_hours(max(0, round(seconds)))
 
 
 def in_short_time(seconds: float) -> str:

@@ -7,14 +7,22 @@ MIB = 1 << 20
 
 
 def in_hours(seconds: float) -> str:
-    """Returns an approximate time such as "45 s", "12 min", "3.4 h" or "2.1 days"."""
-    if seconds >= 172_800:
-        return f"{seconds / 86_400:,.3g} days"
-    if seconds >= 7_200:
-        return f"{seconds / 3_600:,.3g} h"
-    if seconds >= 120:
-        return f"{seconds / 60:,.3g} min"
-    return "under 1 s" if 0 < seconds < 0.5 else f"{seconds:,.0f} s"
+    """Returns a time in its two largest units, such as "45 s", "3 min 20 s", "2 h 5 min" or
+    "3 d 4 h".
+    """
+    if 0 < seconds < 0.5:
+        return "under 1 s"
+    whole = round(seconds)
+    for name, size, smaller, smaller_size in (
+        ("d", 86_400, "h", 3_600),
+        ("h", 3_600, "min", 60),
+        ("min", 60, "s", 1),
+    ):
+        if whole >= size:
+            rest = whole % size // smaller_size
+            text = f"{whole // size} {name}"
+            return f"{text} {rest} {smaller}" if rest else text
+    return f"{whole} s"
 
 
 def counted(count: int, thing: str) -> str:

@@ -150,7 +150,7 @@ def test_from_a_model_to_machines_and_to_train(tab):
     tab.locator("[data-part=settings] [name=filter]").fill("qwen3-0.6b")
     tab.get_by_role("button", name="Qwen3 0.6B", exact=True).click()
     offers = tab.locator("[data-part=offers] tbody")
-    expect(offers.get_by_role("rowheader", name="RTX 4090", exact=True)).to_be_visible()
+    expect(offers.get_by_text("RTX 4090", exact=True)).to_be_visible()
     heading = tab.get_by_role("heading", name="Which machine do I need?")
     expect(heading).to_be_focused()
     expect(heading).to_be_in_viewport()

@@ -3,6 +3,7 @@
 // sees the list while others have one.
 
 import { el, field, send, setText } from "../../shared/dom.js";
+import { momentText } from "../../shared/moments.js";
 import { inTime } from "./connection.js";
 
 const LOGIN = "/login";
@@ -72,7 +73,7 @@ export class Account {
     row({ name, began, seen, address, browser, is_own: isOwn }, now) {
         const seenFor = now - seen;
         const lastSeen = seenFor < JUST_NOW ? "seen just now" : `seen ${ago(seenFor)}`;
-        const caption = [address, `logged in ${moment(began)}`, lastSeen].filter(Boolean);
+        const caption = [address, `logged in ${momentText(began)}`, lastSeen].filter(Boolean);
         const label = `End the session of ${browser}, ${caption.join(", ")}`;
         const end = el(
             "button",
@@ -99,11 +100,3 @@ const ago = (seconds) => {
     if (days > 1) return `${days} days ago`;
     return `${inTime(1000 * seconds)} ago`;
 };
-
-const moment = (seconds) =>
-    new Date(1000 * seconds).toLocaleString("en-GB", {
-        day: "numeric",
-        month: "short",
-        hour: "2-digit",
-        minute: "2-digit",
-    });

@@ -3,6 +3,7 @@
 
 import { el, field, send } from "../../shared/dom.js";
 import { JobView, noticeJobs } from "../../shared/jobs.js";
+import { momentText } from "../../shared/moments.js";
 import { ModelTable, TableData } from "./model_table.js";
 import { Offers } from "./offers.js";
 
@@ -311,11 +312,6 @@ export class Hardware {
 
 function facts(pairs) {
     return pairs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
-}
-
-function momentText(seconds) {
-    const date = new Date(1000 * seconds);
-    return date.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
 }
 
 // Types the name of a model into the form of New. Gradio may still be filling its boxes, so this

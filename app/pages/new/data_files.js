@@ -3,6 +3,7 @@
 
 import { inBytes } from "../../shared/bytes.js";
 import { el, field, isShown, send } from "../../shared/dom.js";
+import { momentText } from "../../shared/moments.js";
 import { give } from "./changes.js";
 import { FolderPicker } from "./folder_picker.js";
 import { Mix } from "./mix.js";
@@ -134,7 +135,7 @@ export class DataFiles {
 
     storedRow(upload) {
         const { name, path, bytes, uploaded } = upload;
-        const when = new Date(uploaded * 1000).toLocaleString();
+        const when = momentText(uploaded);
         return el(
             "li",
             {},

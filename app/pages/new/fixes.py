@@ -8,7 +8,7 @@ from typing import Any
 
 from app.form.derived_defaults import rate_of_adapters
 from app.form.settings_form import as_labeled, shown_changes
-from app.labels import in_bytes
+from app.labels import in_bytes, in_digits
 from app.pages.new.run_length import RunLength
 from engine.config.setting_warnings import HIGHEST_RATE, SettingWarning
 from engine.config.settings import TrainConfig
@@ -42,7 +42,7 @@ def fix_of(warning: SettingWarning, config: TrainConfig) -> dict[str, Any] | Non
         return None
     if field == RATE:
         rate = HIGH_RATE if train.learning_rate > HIGHEST_RATE else USUAL_RATES[train.method]
-        return _fix(f"Use {rate:g}", {RATE: rate})
+        return _fix(f"Use {in_digits(rate)}", {RATE: rate})
     steps = train.steps or 1
     if field == "train.warmup_steps":
         return _fix(f"Warm up for {steps // 10}", {field: steps // 10})
@@ -102,7 +102,7 @@ def suggestion_card(suggestion: Suggestion, report: FitReport, rate: float) -> d
     if METHOD in suggestion.changes:
         title = "Train an add-on instead (LoRA)"
         then = rate_of_adapters(rate)
-        sets = f"Sets the learning rate to {then:g}." if then != rate else ""
+        sets = f"Sets the learning rate to {in_digits(then)}." if then != rate else ""
         notes = [suggestion.time_text, sets]
     note = " ".join(f"{text[0].upper()}{text[1:].rstrip('.')}." for text in notes if text)
     return {

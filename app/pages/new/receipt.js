@@ -2,6 +2,7 @@
 // is a bar at the bottom, which a button unfolds.
 
 import { el, field, send, setText } from "../../shared/dom.js";
+import { clockText, isToday, momentText } from "../../shared/moments.js";
 
 const CHECKING = "Checking …";
 const POLL = 500; // ms between two looks at a measurement under way
@@ -77,9 +78,6 @@ export class Receipt {
 // When a run that starts now is done, in the time of the reader.
 function doneAt(seconds) {
     if (seconds === null) return "";
-    const end = new Date(Date.now() + 1000 * seconds);
-    const clock = end.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
-    const isToday = end.toDateString() === new Date().toDateString();
-    const day = end.toLocaleDateString([], { day: "numeric", month: "short" });
-    return ` · done ≈ ${isToday ? clock : `${day}, ${clock}`}`;
+    const end = Date.now() / 1000 + seconds;
+    return ` · done ≈ ${isToday(end) ? clockText(end) : momentText(end)}`;
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from app.labels import in_digits
 from app.pages.run.best import best_of
 from app.shared.charts.axes import (
     Axis,
@@ -102,11 +103,10 @@ def optimizer_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     rate = downsample(x, np.asarray(steps.learning_rate, dtype=float))
     norm = downsample(x, np.asarray(steps.grad_norm, dtype=float))
     data = [
-        curve("learning rate", *rate, Line(GREEN)),
+        curve("learning rate", *rate, Line(GREEN)) | {"hovertemplate": "%{y}"},
         curve("gradient norm", *norm, Line(VIOLET, row=2, width=1.5)),
     ]
     rows = two_rows("learning rate", "gradient norm")
-    rows["yaxis"]["tickformat"] = ".3~g"
     return figure(data, axis, rows) | {"log_axes": ["yaxis2"]}
 
 
@@ -190,6 +190,5 @@ def _scale(low: float, high: float) -> list[dict[str, Any]]:
 
 
 def _short(value: float) -> str:
-    """Returns 7.2e-7, not 7.2e-07, since space is short."""
-    digits, _, power = f"{float(f'{value:.2g}'):g}".partition("e")
-    return f"{digits}e{int(power)}" if power else digits
+    """Returns a number with two digits, since space is short."""
+    return in_digits(float(f"{value:.2g}"))

@@ -2,6 +2,7 @@
 // and messages, searchable.
 
 import { el, field, send, setText } from "../../shared/dom.js";
+import { momentText } from "../../shared/moments.js";
 
 const KINDS = {
     "": "Everything",
@@ -101,12 +102,9 @@ function isOfKind({ kind, level }, wanted) {
     return !wanted || kind === wanted;
 }
 
-const shortTime = (date) =>
-    date.toLocaleString([], { dateStyle: "short", timeStyle: "medium", hourCycle: "h23" });
-
 function entryNode({ time, step, text, level }) {
     const date = new Date(1000 * time);
-    const when = el("time", { datetime: date.toISOString() }, shortTime(date));
+    const when = el("time", { datetime: date.toISOString() }, momentText(time, true));
     const at = el(
         "span",
         { class: "rs-log-step" },

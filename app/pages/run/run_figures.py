@@ -114,8 +114,8 @@ def _optimizer_text(snapshot: RunSnapshot) -> str:
     steps = snapshot.steps
     norm = steps.grad_norm
     return (
-        f"rate {in_digits(steps.learning_rate[-1])} · norm {norm[-1]:.2g} "
-        f"({np.min(norm):.2g} to {np.max(norm):.2g})"
+        f"rate {in_digits(steps.learning_rate[-1])} · norm {in_digits(norm[-1])} "
+        f"({in_digits(np.min(norm))} to {in_digits(np.max(norm))})"
     )
 
 

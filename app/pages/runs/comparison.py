@@ -135,8 +135,9 @@ def rate_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> F
     for run, name, color in zip(runs, names, COLORS):
         steps = run.snapshot.steps
         rates = np.asarray(steps.learning_rate, dtype=float)
-        data.append(_curve(name, _x(run, steps, axis), rates, color))
-    return _figure(data, axis, {"yaxis": _y("learning rate") | {"tickformat": ".3~g"}})
+        curve = _curve(name, _x(run, steps, axis), rates, color)
+        data.append(curve | {"hovertemplate": "%{y}"})
+    return _figure(data, axis, {"yaxis": _y("learning rate")})
 
 
 def throughput_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> Figure:
@@ -236,5 +237,5 @@ def _y(title: str) -> dict[str, Any]:
         "title": {"text": title, "standoff": 6},
         "zeroline": False,
         "nticks": 5,
-        "exponentformat": "e",
+        "exponentformat": "power",
     }

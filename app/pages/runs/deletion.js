@@ -3,6 +3,7 @@
 
 import { inBytes } from "../../shared/bytes.js";
 import { el, field, send } from "../../shared/dom.js";
+import { dayText } from "../../shared/moments.js";
 
 const NAMED = 12; // number of runs that the dialog names, at most
 
@@ -51,8 +52,7 @@ export class Deletion {
 }
 
 function about(run) {
-    const date = new Date(run.created * 1000).toLocaleDateString([], { dateStyle: "medium" });
-    const facts = [date, run.size].filter(Boolean).join(" · ");
+    const facts = [dayText(run.created), run.size].filter(Boolean).join(" · ");
     return [el("strong", {}, run.name), el("span", {}, facts)];
 }
 

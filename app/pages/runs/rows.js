@@ -1,6 +1,7 @@
 // One row of the list of runs.
 
 import { el } from "../../shared/dom.js";
+import { clockText, dayText, isToday, momentText } from "../../shared/moments.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 96,
@@ -37,7 +38,7 @@ const cells = {
     time: (run) => [run.at_work],
     size: (run) => [run.size || UNKNOWN],
     note: (run) => [run.note, run.note],
-    started: (run) => [started(run.created), moment(run.created)],
+    started: (run) => [started(run.created), momentText(run.created)],
 };
 
 // Returns the node of a row with the `columns`. `works` are functions of the run and the pressed
@@ -106,16 +107,7 @@ function shortened(text) {
     return text.split("/").filter(Boolean).pop() ?? "";
 }
 
-const moment = (seconds) => new Date(1000 * seconds).toLocaleString();
-
-function started(seconds) {
-    const date = new Date(1000 * seconds);
-    if (date.toDateString() === new Date().toDateString())
-        return date.toLocaleTimeString([], { timeStyle: "short" });
-    const isThisYear = date.getFullYear() === new Date().getFullYear();
-    const year = isThisYear ? {} : { year: "numeric" };
-    return date.toLocaleDateString([], { month: "short", day: "numeric", ...year });
-}
+const started = (seconds) => (isToday(seconds) ? clockText(seconds) : dayText(seconds));
 
 // ---------------------------------------------------------------- actions
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from app.form import settings_form
-from app.labels import METHOD_LABELS
+from app.labels import METHOD_LABELS, in_digits
 from app.session.uploads import UPLOADS_FOLDER
 from engine.config.tree import by_dotted_name
 from engine.text import counted
@@ -83,6 +83,8 @@ def _setting(settings: dict[str, Any], name: str) -> str:
         return "–"
     if isinstance(value, str):
         return Path(value).name if UPLOADS_FOLDER in Path(value).parts else value
+    if isinstance(value, float):
+        return in_digits(value)
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -177,7 +177,7 @@ def one_row(title: str = "", from_zero: bool = False) -> dict[str, Any]:
         "title": {"text": title, "standoff": 6},
         "zeroline": False,
         "nticks": 5,
-        "exponentformat": "e",
+        "exponentformat": "power",
         "showspikes": False,
         "rangemode": "tozero" if from_zero else "normal",
     }

@@ -57,10 +57,10 @@ def test_the_number_of_rows_must_be_known():
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        (100, "100 steps ≈ 0.5 passes over your 2,000 rows · ≈ 100 s"),
+        (100, "100 steps ≈ 0.5 passes over your 2,000 rows · ≈ 1 min 40 s"),
         (1, "1 step ≈ less than 0.01 passes over your 2,000 rows · ≈ 1 s"),
-        (200, "200 steps ≈ 1 pass over your 2,000 rows · ≈ 3.33 min"),
-        (9000, "9,000 steps ≈ 45 passes over your 2,000 rows · ≈ 2.5 h"),
+        (200, "200 steps ≈ 1 pass over your 2,000 rows · ≈ 3 min 20 s"),
+        (9000, "9,000 steps ≈ 45 passes over your 2,000 rows · ≈ 2 h 30 min"),
     ],
 )
 def test_it_is_one_line(steps, words):

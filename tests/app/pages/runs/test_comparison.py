@@ -108,7 +108,7 @@ def test_only_settings_that_differ_are_listed():
     runs = [compared("a").settings, compared("b", settings=other).settings]
     assert differing_settings(runs) == [
         {"name": "Train for", "title": "train.steps", "texts": ["1 pass", "2 passes"]},
-        {"name": "Learning rate", "title": "train.learning_rate", "texts": ["1e-05", "0.0001"]},
+        {"name": "Learning rate", "title": "train.learning_rate", "texts": ["1×10⁻⁵", "0.0001"]},
     ]
     upload = compared("b", settings={"data.source": "runs/.uploads/abc/rows.jsonl"}).settings
     (row,) = differing_settings([compared("a").settings, upload])
@@ -125,9 +125,9 @@ def test_an_entry_of_the_queue_shows_in_what_it_differs():
     faster = CONFIG.with_values({"name": "Other", "train.learning_rate": 1e-4}).to_dict()
     assert queued_differences([plain]) == [""]
     assert queued_differences([plain, faster, plain]) == [
-        "learning rate 1e-05",
+        "learning rate 1×10⁻⁵",
         "learning rate 0.0001",
-        "learning rate 1e-05",
+        "learning rate 1×10⁻⁵",
     ]
     adapters = CONFIG.with_values({"train.method": "lora", "train.lora_rank": 8}).to_dict()
     assert queued_differences([plain, adapters])[1].startswith("LoRA · rank of the adapters 8")

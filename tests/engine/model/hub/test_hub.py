@@ -256,7 +256,7 @@ def test_the_time_left_is_that_of_the_latest_bytes(monkeypatch):
     for done in range(5000, 5041, 10):  # what was there at first took no time
         pace.take({"done": done, "total": 10_000, "files": 3, "of": 7})
         now[0] += 1
-    assert pace.text() == "3 of 7 files, about 10.3 min left" and pace.done == 5040
+    assert pace.text() == "3 of 7 files, about 10 min 20 s left" and pace.done == 5040
     pace.take({"done": 4000, "total": 10_000, "files": 3, "of": 7})
     assert pace.done == 5040, "a server that begins anew takes no bytes back"
     pace.take({"done": 10_000, "total": 10_000, "files": 7, "of": 7})
