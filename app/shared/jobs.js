@@ -99,7 +99,7 @@ export class JobView {
     }
 }
 
-// Shows, above all pages, the running jobs that no visible page shows. A page that is opened later
+// Shows, over all pages, the running jobs that no visible page shows. A page that is opened later
 // shows them too.
 export class JobStrip {
     constructor(root) {

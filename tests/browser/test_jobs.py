@@ -97,8 +97,8 @@ def test_an_export_is_cancelled_where_it_was_started_and_from_another_page(conte
     expect(bar).to_be_hidden()
     assert not target.parent.exists()
 
-    # It is the server's: on another page, and in another tab after this one was closed, it is above
-    # all else.
+    # It is the server's: on another page, and in another tab after this one was closed, it lies
+    # over all else, and moves nothing.
     card.get_by_role("button", name="Export", exact=True).click()
     expect(bar).to_be_visible()
     open_page(page, "new")
@@ -109,8 +109,13 @@ def test_an_export_is_cancelled_where_it_was_started_and_from_another_page(conte
     page.goto(f"{server.address}/?show=hardware")
     strip = page.get_by_role("list", name="Long work under way")
     expect(strip).to_contain_text("The export of Tiny")
+    title = page.get_by_role("heading", name="Hardware", exact=True)
+    place = title.bounding_box()
+    expect(strip).to_be_in_viewport()
     strip.get_by_role("button", name="Cancel").click()
     expect(strip).to_contain_text("was cancelled")
+    strip.evaluate("list => list.replaceChildren()")
+    assert title.bounding_box() == place
     assert not target.parent.exists()
 
 
