@@ -139,9 +139,18 @@ class RunQueue:
         return "" if behind is None else shown_name(RunFolder(self._path.parent / behind))
 
     def listed(self) -> list[Queued]:
-        """Returns the queued runs in the order in which they start."""
+        """Returns the queued runs in the order in which they start. One that is to be resumed has
+        the name that it is shown under.
+        """
         with self._change:
-            return list(self._queued)
+            queued = list(self._queued)
+        return [self._named(each) for each in queued]
+
+    def _named(self, queued: Queued) -> Queued:
+        if not queued.resumes:
+            return queued
+        name = shown_name(RunFolder(self._path.parent / queued.resumes))
+        return queued if name == queued.resumes else replace(queued, name=name)
 
     @property
     def waits(self) -> bool:

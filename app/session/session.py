@@ -408,14 +408,23 @@ class Session:
         return self.busy_id is not None or self.queue.waits
 
     def describe(
-        self, run_id: str, name: str, note: str, tags: Sequence[str] | None = None
+        self,
+        run_id: str,
+        name: str,
+        note: str | None = None,
+        tags: Sequence[str] | None = None,
     ) -> About:
-        """Sets the name, the note and the tags of a run; its id stays, and so do its tags if `tags`
-        is None. Raises RunError if they cannot be stored.
+        """Sets the name, the note and the tags of a run; its id stays, and so does what is None.
+        Raises RunError if they cannot be stored.
         """
         folder = open_run(self.runs_dir, run_id)
-        kept = read_about(folder.path).tags if tags is None else tags
-        about = write_about(folder, name, note, kept)
+        kept = read_about(folder.path)
+        about = write_about(
+            folder,
+            name,
+            kept.note if note is None else note,
+            kept.tags if tags is None else tags,
+        )
         self._list.forget()
         return about
 

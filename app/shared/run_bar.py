@@ -134,6 +134,7 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun, judged: Verdict | None = None)
         "sentence": _pending(pending, stop_saves) or shown,
         "actions": [each for each in actions if not pending and (run.saves or each != "save")],
         "pending": pending,
+        "can_be_renamed": not run.is_lost,
         "waits": bool(lacks_space_for),
         "begins_anew": run.saved.newest is None and state != "paused",
         "stop_saves": stop_saves,

@@ -230,19 +230,20 @@ def test_no_dialog_and_no_form_has_a_serious_finding(opened):
     look(page, "queue and comparison", ".rs-runs", findings)
     dialogs = {
         "delete": finished.locator("[data-act=more]"),
+        "rename": finished.locator("[data-act=more]"),
         "change": page.locator(".rs-actions [data-menu=more]"),
         "discard": page.locator(".rs-actions [data-menu=stop]"),
     }
     for name, button in dialogs.items():
         button.click()
-        if name == "delete":
-            page.locator(".rs-menu [data-act=delete]").click()
+        if name in ("delete", "rename"):
+            page.locator(f".rs-runs .rs-menu [data-act={name}]").click()
         else:
             look(page, f"menu with {name}", ".rs-bar", findings)
             page.locator(f".rs-bar .rs-menu [data-act={name}]").click()
-        dialog = page.locator(f"dialog[data-part={name}]")
+        dialog = page.locator(f"dialog[data-part={name}][open]")
         expect(dialog).to_be_visible()
-        look(page, name, f"dialog[data-part={name}]", findings)
+        look(page, name, f"dialog[data-part={name}][open]", findings)
         page.keyboard.press("Escape")
         expect(dialog).to_be_hidden()
         expect(button).to_be_focused()

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from engine.config.settings import TrainConfig
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
-from engine.runs.summaries.about import write_about
+from engine.runs.summaries.about import NAME_LIMIT, write_about
 from engine.runs.summaries.benchmark_results import append_benchmarks
 from tests.browser.screen import (
     NEW_FORM,
@@ -54,7 +54,7 @@ def hostile_run(runs):
     for event in hostile_events(60):
         recorder.emit(event)
     recorder.close()
-    write_about(folder, HOSTILE[:100], HOSTILE)
+    write_about(folder, HOSTILE[:NAME_LIMIT], HOSTILE)
     (folder.checkpoints_path / "step-40").mkdir(parents=True)
     return folder
 

@@ -24,7 +24,9 @@ from tests.browser.screen import (
     bar,
     fill,
     more_of,
+    open_menu,
     open_page,
+    open_view,
     press,
     recorded_run,
     row_of,
@@ -44,10 +46,18 @@ HOSTILE = '<img src=x onerror="window.hacked=1">${window.hacked=2}{{7*7}}'
 
 def test_a_run_is_renamed_its_settings_copied_and_taken_over_into_the_form(blank, context, server):
     page = blank
-    folder = recorded_run(server, 40, "First name")
+    folder = recorded_run(server, 40, "As it was made")
     context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.address)
     page.goto(f"{server.address}/?show=runs")
-    more_of(page, folder.id).get_by_role("menuitem", name="Settings").click()
+    more_of(page, folder.id).get_by_role("menuitem", name="Rename").click()
+    rename(page, " ", "The name is empty")
+    rename(page, "Second name")
+    expect(row_of(page, folder.id).get_by_role("button", name="Open")).to_have_text("Second name")
+    row_of(page, folder.id).get_by_role("button", name="Open").click()
+    open_menu(page, "more").get_by_role("menuitem", name="Rename").click()
+    rename(page, "First name")
+    expect(bar(page, "name")).to_have_text("First name")
+    open_view(page, "settings")
     dialog = page.locator(".rs-settings-view")
     expect(dialog.get_by_label("Name", exact=True)).to_have_value("First name")
     dialog.get_by_label("Name", exact=True).fill(HOSTILE)
@@ -65,12 +75,23 @@ def test_a_run_is_renamed_its_settings_copied_and_taken_over_into_the_form(blank
     )
     expect(bar(page, "name")).to_have_text(HOSTILE)
     expect(bar(page, "about")).to_have_text("Kept for later")
-    page.go_back()
+    open_page(page, "runs")
     expect(row_of(page, folder.id).locator("td[title*='Kept for later']")).to_be_visible()
     assert page.evaluate("window.hacked") is None and page.locator("img[src=x]").count() == 0
     more_of(page, folder.id).get_by_role("menuitem", name="Duplicate").click()
     expect(page).to_have_url(NEW_FORM)
-    expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value("First name")
+    expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value("As it was made")
+
+
+def rename(page, name, refusal=""):
+    """Gives a run this name in the dialog that is open, which stays so with a refusal."""
+    dialog = page.get_by_role("dialog", name="Rename this run")
+    dialog.get_by_label("Name").fill(name)
+    dialog.get_by_role("button", name="Rename").click()
+    if refusal:
+        expect(dialog.get_by_role("alert")).to_contain_text(refusal)
+    else:
+        expect(dialog).to_be_hidden()
 
 
 DETACHED = "Keep training if I close Ramstream"
@@ -148,8 +169,14 @@ def test_runs_are_compared_side_by_side(blank, server, long_run):
         "document.querySelector('[data-compare=loss]').layout.xaxis.type === 'date'"
     )
 
-    # The address shows it to somebody else; a deleted run leaves it.
+    # The address shows it to somebody else, and a click on Runs leaves it; Back returns to it.
     assert f"{one.id}" in page.url and f"{two.id}" in page.url
+    open_page(page, "runs")
+    expect(page.locator(".rs-compare")).to_be_hidden()
+    assert "compare=" not in page.url
+    page.go_back()
+    expect(page.locator("[data-part=compare-runs] li")).to_have_count(2)
+    # A deleted run leaves it.
     page.goto(f"{server.address}/?compare={one.id},{two.id},{three.id}")
     expect(page.locator("[data-part=compare-runs] li")).to_have_count(3)
     more_of(page, three.id).get_by_role("menuitem", name="Delete").click()

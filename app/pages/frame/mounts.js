@@ -32,6 +32,7 @@ const mounts = {
             opened: openRun,
             stay: stayWithRun,
             attend: () => places.chat?.attend(),
+            renamed,
         });
         const notify = place.element.querySelector('[data-part="notify"]');
         new NotifySwitch(notify, (text) => places.bar.notify(text, "warn"));
@@ -68,7 +69,14 @@ const mounts = {
     },
     runs: (place) => {
         const changed = () => places.sidebar?.changed();
-        places.runs = new RunList(place.element, { go, openRun, closeRun, openChat, changed });
+        places.runs = new RunList(place.element, {
+            go,
+            openRun,
+            closeRun,
+            openChat,
+            changed,
+            renamed,
+        });
         wake();
     },
     queued: (place) => {
@@ -78,6 +86,13 @@ const mounts = {
         place.watch("value", () => places.sidebar?.changed());
     },
 };
+
+// A run has another name: every place that shows it reads it again.
+function renamed() {
+    places.sidebar?.changed();
+    places.runs?.renamed();
+    wake();
+}
 
 // Starts using a place that Gradio has created.
 export function mount(place) {

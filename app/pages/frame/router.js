@@ -17,7 +17,9 @@ export function go(change) {
     const address = addressOf(place);
     if (address !== location.pathname + location.search) history.pushState(null, "", address);
     show(place);
-    if (place.page === "runs") places.runs?.comparison.writeAddress();
+    if (place.page !== "runs") return;
+    places.runs?.comparison.close(); // a link to the list shows the list
+    window.scrollTo(0, 0);
 }
 
 // Follows Back and Forward.

@@ -4,12 +4,14 @@
 import { addressOf, followLinks, markCurrent } from "../../shared/address.js";
 import { el, field, send, setText } from "../../shared/dom.js";
 import { Menu } from "../../shared/menu.js";
+import { RenameDialog } from "../../shared/rename.js";
 
 const COUNTERPARTS = { pause: "resume", resume: "pause", change: "more" };
-const MENUS = { stop: ["stop", "discard"], more: ["save", "change"] };
+const MENUS = { stop: ["stop", "discard"], more: ["save", "change", "rename"] };
 const LABELS = {
     save: "Save now",
     change: "Edit…",
+    rename: "Rename…",
     stop: "Stop and save",
     discard: "Stop and discard",
 };
@@ -56,7 +58,11 @@ export class RunBar {
     // opened(run): is called when Start has answered with its run.
     // stay(): keeps the run that is shown.
     // attend(): lets a person type a message.
-    constructor({ element, props, trigger, watch }, { wake, go, open, opened, stay, attend }) {
+    // renamed(): the run has another name.
+    constructor(
+        { element, props, trigger, watch },
+        { wake, go, open, opened, stay, attend, renamed },
+    ) {
         this.wake = wake;
         this.stay = stay;
         this.root = element.querySelector(".rs-bar");
@@ -68,6 +74,7 @@ export class RunBar {
             this.notify("Takes effect at the next step.");
             wake();
         });
+        this.rename = new RenameDialog(this.root, renamed);
         this.run = null;
         this.shownUntil = 0;
         this.actions = element.querySelector(".rs-actions");
@@ -170,7 +177,8 @@ export class RunBar {
 
     // Shows the buttons of what can be done. If a button with the focus disappears, the focus moves
     // to its counterpart, or to the group until the counterpart appears.
-    showActions({ actions, state }) {
+    showActions({ state, ...bar }) {
+        const actions = possible(bar);
         const text = JSON.stringify(actions);
         if (text !== this.possible) this.menu.close();
         this.possible = text;
@@ -184,7 +192,8 @@ export class RunBar {
     }
 
     openMenu(button) {
-        const { actions, stop_saves: saves } = this.shown;
+        const { stop_saves: saves } = this.shown;
+        const actions = possible(this.shown);
         const labels = saves ? LABELS : { ...LABELS, stop: "Stop without saving" };
         const items = MENUS[button.dataset.menu]
             .filter((act) => actions.includes(act))
@@ -285,6 +294,7 @@ export class RunBar {
 
     press(command) {
         if (command === "change") this.edit();
+        else if (command === "rename") this.rename.open({ id: this.run, name: this.shown.name });
         else if (command === "discard") {
             this.dialog.returnValue = "keep";
             this.dialog.showModal();
@@ -313,6 +323,10 @@ export class RunBar {
 }
 
 const nameOf = ({ dataset }) => dataset.command ?? dataset.menu;
+
+// What can be done with the run: it can be renamed whatever its state is.
+const possible = ({ actions, can_be_renamed: canBeRenamed }) =>
+    canBeRenamed ? [...actions, "rename"] : actions;
 
 // Whether the button of this name is shown. A paused run is likely to be edited, so it has a button
 // for that; the menu has it always.

@@ -14,7 +14,7 @@ from engine import safe_files
 from engine.config.tree import MOST_BYTES
 from engine.paths import program_command
 from engine.runs.record.run_folder import CONFIG_FILE, RunFolder
-from engine.runs.summaries.about import NAME_LIMIT, NOTE_LIMIT, read_about
+from engine.runs.summaries.about import NOTE_LIMIT, read_about
 from engine.runs.summaries.listing import summarize
 from engine.training.checkpoints.saved_on_disk import saved_steps
 
@@ -25,7 +25,7 @@ PRINTED_LINES = 40
 def run_details(folder: RunFolder) -> dict[str, Any]:
     """Returns the details of a run. If one part cannot be read, the others are still returned.
 
-    They are its name and note, with the limits of both; `config` as stored in the run folder, or
+    They are its name and note, with the limit of the note; `config` as stored in the run folder, or
     `config_problem`; `commands` as label and text; and `printed`, the last lines of its output if
     it ran in a process of its own. `export` is as in `export_details`, and `settings` as in
     `settings_in_words`.
@@ -46,7 +46,6 @@ def run_details(folder: RunFolder) -> dict[str, Any]:
         "note": about.note,
         "tags": ", ".join(about.tags),
         "config_name": settings_name(folder),
-        "name_limit": NAME_LIMIT,
         "note_limit": NOTE_LIMIT,
         "config": config,
         "config_problem": problem,

@@ -12,7 +12,7 @@ GET  /api/runs/RUN/details
     Its name and note, its settings, and command lines for them and for its exported model.
 POST /api/runs/RUN/control {command, seen}
     Stops, discards, pauses, resumes or saves; `seen` is the state that the page showed then.
-POST /api/runs/RUN/describe {name, note, tags?}
+POST /api/runs/RUN/describe {name, note?, tags?}
     Sets the run's name, its note and, if they are named, its tags, a list of texts.
 POST /api/runs/RUN/change {values}
     Sets a new learning rate or number of steps.
@@ -121,7 +121,8 @@ class _RunAnswers:
 
     async def describe(self, request: Request) -> Response:
         body = await json_body(request)
-        name, note = text_of(body, "name"), text_of(body, "note")
+        name = text_of(body, "name")
+        note = text_of(body, "note") if "note" in body else None
         tags = texts_of(body, "tags") if "tags" in body else None
         about = await asyncio.to_thread(self._session.describe, _run_id(request), name, note, tags)
         return JSONResponse({"name": about.name, "note": about.note, "tags": list(about.tags)})

@@ -65,7 +65,6 @@ export class SettingsView {
             note.value = details.note;
             tags.value = details.tags;
         }
-        name.maxLength = details.name_limit;
         note.maxLength = details.note_limit;
         field(this.root, "details-path").textContent = details.path;
         field(this.root, "config").textContent = details.config;

@@ -58,7 +58,7 @@ export class Comparison {
         const asked = named();
         if (String(asked) === String(this.ids)) return;
         if (asked.length) this.open(asked, false);
-        else if (!this.card.hidden) this.close();
+        else this.close();
     }
 
     open(ids, scrolls) {
@@ -79,11 +79,17 @@ export class Comparison {
     close() {
         this.ids = [];
         this.turn += 1;
+        if (this.card.hidden) return;
         const hadFocus = this.card.contains(document.activeElement);
         this.card.hidden = true;
         this.writeAddress();
         this.changed([]);
         if (hadFocus) this.root.querySelector('[data-part="compare-open"]').focus();
+    }
+
+    // A run has another name.
+    renamed() {
+        if (this.ids.length) this.read();
     }
 
     // The run was deleted.
@@ -217,10 +223,11 @@ function aboutUnread(names) {
     return `${settings}, so they are left out of the difference.`;
 }
 
-function tableRow({ name, title, texts, best, changes }) {
+// best: the column of the best value, null where there is none.
+function tableRow({ name, title, texts, best = null, changes }) {
     const cells = texts.map((text, index) => {
         const change = changes?.[index] ? el("small", {}, changes[index]) : "";
-        if (!best?.includes(index)) return el("td", {}, text, change);
+        if (index !== best) return el("td", {}, text, change);
         // A screen reader would not convey a color alone.
         const aside = el("span", { class: "rs-hidden" }, " (best)");
         return el("td", { class: "rs-best" }, text, aside, change);

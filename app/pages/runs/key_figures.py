@@ -11,8 +11,13 @@ import numpy as np
 from app.labels import in_bytes, in_count, in_digits, in_share, in_step_time, in_time
 from app.shared.charts.curve_points import smoothing_window
 from engine.runs.record.before_training import worse_than_before
+from engine.runs.record.events import ExactMatchMeasured
 from engine.runs.record.snapshot import RunSnapshot
 
+MARGIN, LOSS_MARGIN = 0.02, 0.01
+"""Share by which two speeds or sizes, and two losses or shares of answers, differ by more than
+chance.
+"""
 NOTHING_YET = "None of these runs has made a step yet."
 
 
@@ -30,27 +35,51 @@ class KeyFigure:
     """Whether the number depends on the rows of training or validation, so that no run is the best
     of runs on different data.
     """
+    margin: float = MARGIN
+    """Share by which the best number must differ from all others: less is chance."""
+    least_margin: Callable[[RunSnapshot], float] = lambda _run: 0.0
+    """Returns a difference from this run's number that is chance, whatever its share is."""
 
     def row(self, runs: Sequence[RunSnapshot], same_data: bool) -> dict[str, Any]:
-        """Returns the name, a text for each run, and the columns with the best value. Values with
-        the same text are equally good; if all are equal, none is best.
+        """Returns the name, a text for each run, and the column with the best number, which is None
+        where none is better than all others by more than chance.
         """
         values = [self.read(run) for run in runs]
-        texts = ["–"] * len(values)
-        known: list[float] = []
-        for index, value in enumerate(values):
-            if value is not None:
-                texts[index] = self.as_text(value)
-                # The least bad of runs that have made their models worse is not the best.
-                if not self.is_of_data or worse_than_before(runs[index]) is None:
-                    known.append(value)
-        best: list[int] = []
+        texts = [self._text(value) for value in values]
         has_best = bool(self.better) and (same_data or not self.is_of_data)
-        if has_best and known and len(set(texts) - {"–"}) > 1:
-            winner = min(known) if self.better == "least" else max(known)
-            wanted = texts[values.index(winner)]
-            best = [index for index, text in enumerate(texts) if text == wanted]
-        return {"name": self.name, "texts": texts, "best": best}
+        return {
+            "name": self.name,
+            "texts": texts,
+            "best": self._best(runs, values) if has_best else None,
+        }
+
+    def _text(self, value: float | None) -> str:
+        return "–" if value is None else self.as_text(value)
+
+    def _best(self, runs: Sequence[RunSnapshot], values: Sequence[float | None]) -> int | None:
+        known = {place: value for place, value in enumerate(values) if value is not None}
+        # The least bad of runs that have made their models worse is not the best.
+        able = [
+            place
+            for place in known
+            if not self.is_of_data or worse_than_before(runs[place]) is None
+        ]
+        if not able or len(known) < 2:
+            return None
+        choose = min if self.better == "least" else max
+        best = choose(able, key=known.__getitem__)
+        others = [place for place in known if place != best]
+        differs = (self._differs(runs, known, best, other) for other in others)
+        return best if all(differs) else None
+
+    def _differs(
+        self, runs: Sequence[RunSnapshot], known: dict[int, float], one: int, other: int
+    ) -> bool:
+        """Returns whether two runs' numbers differ by more than chance."""
+        size = max(abs(known[one]), abs(known[other]))
+        least = max(self.least_margin(runs[one]), self.least_margin(runs[other]))
+        # Shares of answers are not exact: 0.96 - 0.94 is more than 0.02.
+        return round(abs(known[one] - known[other]) - max(self.margin * size, least), 9) > 0
 
     def changes(self, runs: Sequence[RunSnapshot], baseline: int) -> list[str]:
         """Returns how much each run's number differs from that of the baseline, as in +12 %; an
@@ -136,9 +165,19 @@ def _answered(snapshot: RunSnapshot) -> float | None:
     """Returns the share of validation prompts answered exactly at the newest measurement after a
     step, or None.
     """
-    asked = [match for match in snapshot.exact_matches if match.total and match.step > 0]
-    newest = max(asked, key=lambda match: match.step, default=None)
+    newest = _newest_answers(snapshot)
     return None if newest is None else newest.correct / newest.total
+
+
+def _one_answer(snapshot: RunSnapshot) -> float:
+    """Returns the share of one answer in those of `_answered`."""
+    newest = _newest_answers(snapshot)
+    return 0.0 if newest is None else 1 / newest.total
+
+
+def _newest_answers(snapshot: RunSnapshot) -> ExactMatchMeasured | None:
+    asked = [match for match in snapshot.exact_matches if match.total and match.step > 0]
+    return max(asked, key=lambda match: match.step, default=None)
 
 
 def _tokens(snapshot: RunSnapshot) -> float | None:
@@ -157,12 +196,12 @@ HOST_MEMORY = "RAM, peak"
 GPU_MEMORY = "GPU memory, peak"
 KEY_FIGURES = (
     KeyFigure("Steps", lambda run: float(run.step), lambda value: f"{value:,.0f}", ""),
-    KeyFigure(FINAL_LOSS, _final_loss, in_digits, "least", is_of_data=True),
+    KeyFigure(FINAL_LOSS, _final_loss, in_digits, "least", True, LOSS_MARGIN),
     KeyFigure(
-        LAST_VALIDATION, lambda run: _last(run.evals.loss), in_digits, "least", is_of_data=True
+        LAST_VALIDATION, lambda run: _last(run.evals.loss), in_digits, "least", True, LOSS_MARGIN
     ),
-    KeyFigure(LOWEST, _lowest, in_digits, "least", is_of_data=True),
-    KeyFigure(ANSWERED, _answered, in_share, "most", is_of_data=True),
+    KeyFigure(LOWEST, _lowest, in_digits, "least", True, LOSS_MARGIN),
+    KeyFigure(ANSWERED, _answered, in_share, "most", True, LOSS_MARGIN, _one_answer),
     KeyFigure(RATE, lambda run: _most(run.steps.learning_rate), in_digits, ""),
     KeyFigure(THROUGHPUT, lambda run: _median(run.steps.tokens_per_second), in_count, "most"),
     KeyFigure("Time of a step", lambda run: _median(run.steps.seconds), in_step_time, "least"),

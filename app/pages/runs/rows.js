@@ -16,6 +16,7 @@ const LABELS = {
     resume: "Resume",
     queue: "Add to queue",
     chat: "Chat",
+    rename: "Rename…",
     details: "Settings",
     draft: "Duplicate",
     "train-on": "Continue training from here",
@@ -119,7 +120,8 @@ export function itemsOf(run, works, { isPinned, isBaseline }) {
         pin: isPinned ? "Unpin" : LABELS.pin,
         baseline: isBaseline ? "Remove as baseline" : LABELS.baseline,
     };
-    const possible = [...run.actions, "pin", run.actions.includes("compare") ? "baseline" : ""];
+    const marks = run.actions.includes("compare") ? ["pin", "baseline"] : ["pin"];
+    const possible = [...run.actions, "rename", ...marks];
     return Object.keys(LABELS)
         .filter((act) => possible.includes(act))
         .map((act) => ({

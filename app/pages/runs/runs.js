@@ -4,6 +4,7 @@
 import { followLinks } from "../../shared/address.js";
 import { el, field, send } from "../../shared/dom.js";
 import { Menu } from "../../shared/menu.js";
+import { RenameDialog } from "../../shared/rename.js";
 import { tabName } from "../../shared/tab.js";
 import { Columns } from "./columns.js";
 import { Comparison, LEAST, MOST } from "./compare.js";
@@ -21,8 +22,9 @@ const path = (id, what) => `/api/runs/${encodeURIComponent(id)}/${what}`;
 
 export class RunList {
     // go(place) shows another place, openRun(id, view) shows a run, closeRun(id) stops showing it,
-    // openChat(id) opens it in Chat. changed() is called when the queue was changed here.
-    constructor(element, { go, openRun, closeRun, openChat, changed }) {
+    // openChat(id) opens it in Chat. changed() is called when the queue was changed here, and
+    // renamed() when a run has another name.
+    constructor(element, { go, openRun, closeRun, openChat, changed, renamed }) {
         this.root = element;
         this.openRun = openRun;
         this.closeRun = closeRun;
@@ -46,6 +48,7 @@ export class RunList {
             this.marks.baseline,
         );
         this.menu = new Menu(element.querySelector(".rs-runs"));
+        this.rename = new RenameDialog(element.querySelector(".rs-runs"), renamed);
         this.columns = new Columns(element, (isSorted) => {
             this.rows.clear();
             if (isSorted) this.ask();
@@ -56,6 +59,7 @@ export class RunList {
             resume: (run, button) => this.resume(run, button),
             queue: (run, button) => this.act(button, () => this.queue.addResume(run.id)),
             chat: (run) => this.openChat(run.id),
+            rename: (run) => this.rename.open(run),
             details: (run) => this.openRun(run.id, "settings"),
             draft: (run, button) => this.draft(run, button),
             "train-on": (run, button) => this.draft(run, button, true),
@@ -285,6 +289,12 @@ export class RunList {
         if (ids.length) this.marks.forget(ids);
         await this.refresh(true);
         if (ids.length) this.focus(ids[0], "open");
+    }
+
+    // A run has another name.
+    renamed() {
+        this.refresh(true);
+        this.comparison.renamed();
     }
 
     async resume(run, button) {

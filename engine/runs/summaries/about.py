@@ -17,7 +17,7 @@ from engine.errors import RunError
 from engine.runs.record.run_folder import RunFolder
 
 ABOUT_FILE = "about.json"
-NAME_LIMIT = 120
+NAME_LIMIT = 80
 NOTE_LIMIT = 4000
 TAG_LIMIT, MOST_TAGS = 40, 12
 """Number of characters of a tag, and of tags of a run, at most."""
@@ -27,7 +27,7 @@ TAG_LIMIT, MOST_TAGS = 40, 12
 class About:
     """The name, the note and the tags that a person gave to a run.
 
-    Each may be empty. Without a name, the run is shown under its configuration's name.
+    Each is empty where nobody gave one. Without a name, the run is shown under its configuration's.
     """
 
     name: str = ""
@@ -59,12 +59,13 @@ def write_about(folder: RunFolder, name: str, note: str, tags: Iterable[str] = (
     """Strips all texts, writes them, and returns what was written. Empty and repeated tags are left
     out.
 
-    With an empty name, the run is shown under its configuration's name again. Raises RunError for a
-    name of several lines, for texts or tags that are too long or too many, and when the file cannot
-    be written.
+    Raises RunError for a name that is empty or has several lines, for texts or tags that are too
+    long or too many, and when the file cannot be written.
     """
     stripped = dict.fromkeys(tag.strip() for tag in tags)
     about = About(name.strip(), note.strip(), tuple(tag for tag in stripped if tag))
+    if not about.name:
+        raise RunError("The name is empty; give the run one.")
     if not about.name.isprintable():
         raise RunError(
             "The name has a line break or another character that cannot be shown; write it in one "

@@ -15,6 +15,7 @@ from app.session.queue import QUEUE_FILE, RunQueue
 from app.session.session import Session
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
+from engine.runs.summaries.about import write_about
 from engine.runs.summaries.names import new_run
 from tests.support.routes import send, wait_for
 from tests.support.sessions import CONFIG, FakeEngine, named
@@ -91,6 +92,10 @@ def test_repeats_get_names_of_their_own_in_the_queue_and_beside_earlier_runs(tmp
         queue.add(named("Starter"))
     queue.add(named("Starter"), resumes="an earlier one")
     assert names(queue) == ["Starter 2", "Starter 3", "Starter"]
+    ended = new_run(tmp_path, named("Ended"))
+    queue.add(named("Ended"), resumes=ended.id)
+    write_about(ended, "Renamed while it waits", "")
+    assert names(queue)[-1] == "Renamed while it waits"
     assert queue.listed()[1].config["name"] == "Starter 3"
 
 

@@ -259,16 +259,20 @@ def test_a_run_is_renamed_in_the_list_and_in_the_bar(session):
     wait_for(lambda: get(session, f"/api/live/{folder.id}").json()["bar"]["name"] == "Better")
     bar = get(session, f"/api/live/{folder.id}").json()["bar"]
     assert bar["note"] == "as it <i>was</i>" and "Better" in bar["title"]
+    assert post(session, f"/api/runs/{folder.id}/describe", {"name": " Best "}).json() == {
+        **found,
+        "name": "Best",
+    }
     for wrong in (
-        {"name": "x"},
+        {"name": " "},
         {"name": 1, "note": ""},
         {"name": "a\nb", "note": ""},
-        {"name": "", "note": "", "tags": "a"},
-        {"name": "", "note": "", "tags": ["x" * 41]},
-        {"name": "", "note": "", "tags": [str(number) for number in range(13)]},
+        {"name": "a", "note": "", "tags": "a"},
+        {"name": "a", "note": "", "tags": ["x" * 41]},
+        {"name": "a", "note": "", "tags": [str(number) for number in range(13)]},
     ):
         assert post(session, f"/api/runs/{folder.id}/describe", wrong).status_code == 409
-    assert post(session, "/api/runs/none/describe", {"name": "", "note": ""}).status_code == 409
+    assert post(session, "/api/runs/none/describe", {"name": "a"}).status_code == 409
 
 
 def test_the_details_of_a_run_are_its_exact_settings_and_commands(session):

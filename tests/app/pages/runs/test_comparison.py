@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import plotly.graph_objects as go
 import pytest
@@ -14,6 +15,7 @@ from app.pages.runs.comparison import (
     Compared,
     comparison,
 )
+from app.pages.runs.key_figures import KEY_FIGURES
 from app.pages.runs.setting_differences import (
     differing_settings,
     queued_differences,
@@ -88,19 +90,50 @@ def test_key_figures_mark_the_better_value():
     assert rows["Steps"] == {
         "name": "Steps",
         "texts": ["200", "40"],
-        "best": [],
+        "best": None,
         "changes": ["", ""],
     }
-    assert rows["Training loss, last (smoothed)"]["best"] == [0]
+    assert rows["Training loss, last (smoothed)"]["best"] == 0
     assert rows["Time of a step"]["texts"] == ["0.25 s", "0.25 s"]
-    assert rows["Time of a step"]["best"] == []
+    assert rows["Time of a step"]["best"] is None
     assert rows["RAM, peak"]["texts"] == ["100 GiB", "100 GiB"]
     cpu = {
         row["name"]: row
         for row in comparison([compared("a"), compared("b", 0, ended=None)], "step")["rows"]
     }
     assert cpu["GPU memory, peak"]["texts"] == ["43.0 GiB", "–"]
-    assert cpu["GPU memory, peak"]["best"] == []
+    assert cpu["GPU memory, peak"]["best"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "best"),
+    [
+        ("TFLOPS", (100.0, 101.0), None),
+        ("TFLOPS", (100.0, 103.0), 1),
+        ("TFLOPS", (100.0, 103.0, 103.5), None),  # two of them are equally good
+        ("RAM, peak", (100e9, 99e9), None),
+        ("RAM, peak", (100e9, 90e9), 1),
+        ("Validation loss, lowest", (0.5, 0.496), None),
+        ("Validation loss, lowest", (0.5, 0.49), 1),
+    ],
+)
+def test_a_difference_that_chance_could_make_has_no_best(name, values, best):
+    (figure,) = (each for each in KEY_FIGURES if each.name == name)
+    runs = [compared(str(value)).snapshot for value in values]
+    given = {id(run): value for run, value in zip(runs, values)}
+    shown = replace(figure, read=lambda run: given[id(run)])
+    assert shown.row(runs, same_data=True)["best"] == best
+
+
+@pytest.mark.parametrize(
+    ("right", "total", "best"), [((47, 48), 50, None), ((46, 48), 50, 1), ((960, 965), 1000, None)]
+)
+def test_one_answer_more_is_not_the_best(right, total, best):
+    (figure,) = (each for each in KEY_FIGURES if each.name == "Answers right, last")
+    runs = [compared(str(count)).snapshot for count in right]
+    for run, count in zip(runs, right):
+        run.exact_matches.append(ExactMatchMeasured(10_000, "after", count, total, []))
+    assert figure.row(runs, same_data=True)["best"] == best
 
 
 def test_only_settings_that_differ_are_listed():
@@ -148,7 +181,7 @@ def test_figures_differ_from_those_of_the_baseline():
 
 def test_no_loss_is_called_the_best_across_different_data():
     def best_of(answer):
-        return {row["name"] for row in answer["rows"] if row["best"]}
+        return {row["name"] for row in answer["rows"] if row["best"] is not None}
 
     long, short = compared("a", 200), compared("b", 40, total=200)
     same = comparison([long, short], "step")

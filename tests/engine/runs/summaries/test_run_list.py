@@ -231,7 +231,7 @@ def test_a_name_and_a_note_are_kept_beside_the_run_and_change_nothing_else(tmp_p
     assert (run.id, run.name, run.note) == (folder.id, "Renamed – <b>", "first line\nsecond")
     assert open_run(tmp_path, folder.id).config.name == "As run"
     assert sorted(path.name for path in folder.path.iterdir()) == ["about.json", "config.yaml"]
-    write_about(folder, "", "")
+    write_about(folder, "As run", "")
     (run,) = list_runs(tmp_path)
     assert (run.name, run.note) == ("As run", "")
 
@@ -241,7 +241,8 @@ def test_a_name_and_a_note_are_kept_beside_the_run_and_change_nothing_else(tmp_p
     [
         ("two\nlines", "", "in one line"),
         ("a\0b", "", "in one line"),
-        ("n" * (NAME_LIMIT + 1), "", "The name has 121 characters"),
+        ("n" * (NAME_LIMIT + 1), "", "The name has 81 characters; 80 are possible"),
+        (" \t", "", "The name is empty"),
         ("n", "x" * (NOTE_LIMIT + 1), "The note has 4,001 characters; 4,000 are possible"),
     ],
 )
