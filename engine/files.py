@@ -65,10 +65,21 @@ def disk_free(path: str | os.PathLike[str]) -> int:
     """Returns how many bytes this user may still write at `path` or, if it does not exist, at its
     nearest existing parent.
     """
+    return shutil.disk_usage(existing_part(path)).free
+
+
+def on_one_disk(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> bool:
+    """Returns whether what is written at these two paths takes the space of the same disk."""
+    one, other = (existing_part(path).stat().st_dev for path in (first, second))
+    return one == other
+
+
+def existing_part(path: str | os.PathLike[str]) -> Path:
+    """Returns a path or, if it does not exist, its nearest parent that does."""
     place = Path(path).expanduser().absolute()
     while not place.exists():
         place = place.parent
-    return shutil.disk_usage(place).free
+    return place
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -77,16 +77,16 @@ def test_adapters_have_a_rate_of_their_own_and_give_it_back(page):
 
 
 def test_a_model_is_chosen_by_its_card(page):
-    card = page.locator(".rs-models [data-part=models] label").first
+    own, card = (page.locator(".rs-models [data-part=models] label").nth(place) for place in (0, 1))
+    expect(own).to_contain_text("Starter model")
+    expect(own.locator("input")).to_be_checked()
     expect(card).to_contain_text(re.compile("✓ fits · .* RAM"))
     expect(card).to_contain_text("download")
+    source, title = card.get_attribute("title"), card.locator("b").inner_text()
     card.click()
-    chosen = card.get_attribute("title")
-    expect(box(page, "model.source")).to_have_value(chosen)
-    expect(card.locator("input")).to_be_checked()
-    expect(page.locator(".rs-fit-panel [data-field=job]")).to_contain_text(
-        chosen.rpartition("/")[2]
-    )
+    expect(box(page, "model.source")).to_have_value(source)
+    expect(page.locator(f".rs-models label[title='{source}'] input")).to_be_checked()
+    expect(job(page)).to_contain_text(title)
 
 
 def test_the_command_of_what_the_form_shows_is_copied(page, context):

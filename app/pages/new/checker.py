@@ -31,12 +31,14 @@ from app.form.settings_form import (
 )
 from app.form.train_command import train_command
 from app.pages.new.data_figures import lengths_figure, lengths_text, packing_text
+from app.pages.new.download import beside_download, download_bytes, size_text
 from app.pages.new.draft import Drafts
 from app.pages.new.faults import unforeseen
 from app.pages.new.fit_panel import NO_FOLDER, NO_MODEL, Beside, fit_panel, unchecked
 from app.pages.new.fitting import fitting
 from app.pages.new.fixes import best_suggestions, fix_of, fix_of_passes
-from app.pages.new.model_cards import download_size, model_cards, rounded_machine
+from app.pages.new.known_models import remark_on_example
+from app.pages.new.model_cards import model_cards, rounded_machine
 from app.pages.new.receipt import job_lines
 from app.pages.new.run_length import RunLength, Sample, run_length, run_length_text
 from app.session.session import Session
@@ -116,11 +118,14 @@ class Checker:
         self._rows: dict[DataConfig, float | None] = {}
         """Number of rows of these data; None if that is not known before a run."""
 
-    def fit_panel(self, shown: dict[str, Any], timed: bool = False) -> dict[str, Any]:
+    def fit_panel(
+        self, shown: dict[str, Any], timed: bool = False, preset: str | None = None
+    ) -> dict[str, Any]:
         """Returns the fit panel of component values by dotted name; see `app.pages.new.fit_panel`.
-        timed: with the time of a step for each suggestion, and with the smaller models that fit,
-        which may take as long again.
+        timed: with the time of a step for each suggestion, and with models that fit instead, which
+        may take as long again. preset: the one that the form began with.
         """
+        given = shown
         shown, notes = with_even_rows(shown)
         try:
             config = read_config(shown)
@@ -139,6 +144,9 @@ class Checker:
         fixes = {text: fix_of(warning, config) for text, warning in warnings.items()}
         if found is not None and found.warning:
             fixes[found.warning] = fix_of_passes(found)
+        on_example = remark_on_example(config)
+        if on_example:
+            fixes[on_example] = self._other_model(preset, given) if timed else None
         remarks = [*notes, *fixes]
         seconds = _run_seconds(report, found)
         text = run_length_text(config, found, seconds)
@@ -149,9 +157,9 @@ class Checker:
         costs = self._costs(*asked) if timed else None
         busy = self._session.why_not_start()
         lacks, lacking = self._lacks(config)
-        is_to_come = not lacks and self._session.engine.downloads_weights(config)
+        to_download = self._to_download(config)
         beside = Beside(
-            to_download=download_size(shape_of_run(config), config) if is_to_come else "",
+            to_download=size_text(to_download) if to_download and not lacks else "",
             remarks=remarks,
             fixes=fixes,
             rate=config.train.learning_rate,
@@ -162,6 +170,7 @@ class Checker:
             run_seconds=seconds,
             waiting=len(self._session.queue.listed()) if busy else 0,
             smaller=smaller,
+            has_more=bool(on_example),
             costs=costs,
             lacks=lacks,
             lacking=lacking,
@@ -232,10 +241,21 @@ class Checker:
             job = read_config(with_even_rows({**after, **follows})[0])
             unnamed = {"name": ""}  # another name is no reason to plan again
             machine = rounded_machine(self._machine())
-            cards = self._cards(job.with_values(unnamed), machine, chosen.with_values(unnamed))
-            return {"models": list(cards)}
+            downloads = self._session.engine.downloads_weights
+            jobs = (job.with_values(unnamed), machine, chosen.with_values(unnamed))
+            return {"models": list(self._cards(*jobs, downloads))}
         except RamstreamError:  # the fit panel says what is wrong
             return {"models": []}
+
+    def _other_model(self, preset: str | None, shown: dict[str, Any]) -> dict[str, Any] | None:
+        """Returns the button that takes the first model that fits in place of that of an example,
+        or None where none is known.
+        """
+        for card in self.models(preset, shown)["models"]:
+            if card["fits"] and not card["is_example"]:
+                changes = {"model.source": card["id"]}
+                return {"label": f"Use {card['title']}", "changes": changes}
+        return None
 
     def count_rows(self, shown: dict[str, Any]) -> None:
         """Counts the rows of the form's data, which later fit panels show. It reads all of them,
@@ -337,10 +357,16 @@ class Checker:
         run could begin.
         """
         refuse_unusable(config)
-        machine = self._machine()
+        machine = beside_download(self._machine(), self._to_download(config))
         if config.engine.disk is not None and machine.here:
             check_offload_folder(config.engine.disk)
         return config, machine, _rates_written()
+
+    def _to_download(self, config: TrainConfig) -> int:
+        """Returns the bytes of weights that a run would first download, or 0."""
+        if not self._session.engine.downloads_weights(config):
+            return 0
+        return download_bytes(shape_of_run(config), config)
 
     def _machine(self) -> Machine:
         """Returns this machine as last read, at most `MACHINE_SECONDS` ago."""

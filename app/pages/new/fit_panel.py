@@ -13,6 +13,7 @@ from app.form.settings_form import as_labeled
 from app.labels import in_bytes, in_count
 from app.pages.new.fit_figures import fit_figure, item_color
 from app.pages.new.fixes import best_suggestions, suggestion_card
+from app.pages.new.known_models import card_id, model_title
 from app.pages.new.receipt import TO_MEASURE, clock, queue_text
 from app.pages.new.run_length import RunLength
 from app.shared.pool_labels import (
@@ -110,6 +111,8 @@ class Beside:
     """Number of runs in the queue."""
     smaller: Sequence[CatalogEntry] = ()
     """Models that would fit instead."""
+    has_more: bool = False
+    """Whether a fit panel that is timed says more about these settings."""
     costs: Costs | None = None
     """Costs of where units live, in a fit panel that is timed."""
     to_download: str = ""
@@ -166,15 +169,15 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         "lives": lives,
         "lives_more": more,
         "legend": legend(report.pool),
-        "bars": _bars(report, beside.costs, has_costs),
+        "bars": _bars(report, beside, has_costs),
         "time": _time_rows(report) if fits else [],
         "suggestions": suggestions,
-        "to_be_timed": (has_times and not is_timed) or not fits,
+        "to_be_timed": (has_times and not is_timed) or not fits or beside.has_more,
         "help": HELP[report.status] if suggestions else "",
         "size": _size_text(report),
         "run_length": beside.run_length,
         "length": None if beside.length is None else asdict(beside.length),
-        "smaller": [{"id": entry.id, "title": entry.title} for entry in beside.smaller],
+        "smaller": [_instead(entry) for entry in beside.smaller],
         # Of a model that does not fit, the page offers to look for machines that train it.
         "model": None if fits else report.model["source"],
         "field": None,
@@ -185,6 +188,10 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         "queue_text": queue_text(beside.waiting),
         "why_not": why_not or "",
     }
+
+
+def _instead(entry: CatalogEntry) -> dict[str, str]:
+    return {"id": card_id(entry), "title": model_title(card_id(entry))}
 
 
 def _failing(report: FitReport) -> int:
@@ -266,16 +273,19 @@ def _at_least_a_hundredth(value: float, form: str) -> str:
 # ------------------------------------------------------------------ memory
 
 
-def _bars(report: FitReport, costs: Costs | None, has_costs: bool) -> list[dict[str, Any]]:
+def _bars(report: FitReport, beside: Beside, has_costs: bool) -> list[dict[str, Any]]:
     """Returns a bar for each part of the pool. The `cost` of a bar that has one is None until costs
     are known.
     """
-    bars = []
+    bars, costs = [], beside.costs
     for pooled in report.pool.parts:
         label, ranks = BARS[pooled.name], report.chosen.choices.sharding.ranks
         if pooled.name == PartName.GPU and ranks > 1:
             label += f" of each of {ranks} GPUs"
-        bar = _bar(label, pooled, getattr(report, pooled.name))
+        text = _part_text(getattr(report, pooled.name))
+        if pooled.name == PartName.DISK and beside.to_download:
+            text += " after the download"
+        bar = _bar(label, text, pooled, getattr(report, pooled.name))
         cost: str | None = ""
         if has_costs and report.pool.living_in(pooled.name):
             cost = None if costs is None else cost_in_a_sentence(report.pool, pooled.name, costs)
@@ -283,11 +293,10 @@ def _bars(report: FitReport, costs: Costs | None, has_costs: bool) -> list[dict[
     return bars
 
 
-def _bar(label: str, pooled: PoolPart, part: Part) -> dict[str, Any]:
+def _bar(label: str, text: str, pooled: PoolPart, part: Part) -> dict[str, Any]:
     """Returns one bar, for GPU memory, RAM or disk: what it holds of the pool, the same as text,
     and its items with a figure of them.
     """
-    text = _part_text(part)
     largest = max(part.items, key=lambda item: item.bytes)
     return {
         "name": pooled.name.value,

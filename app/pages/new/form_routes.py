@@ -64,7 +64,7 @@ def _check_routes(checker: Checker) -> list[Route]:
         shown = _shown(body)
         if keep:
             await asyncio.to_thread(checker.drafts.remember, tab_of(body), preset, shown)
-        found = await asyncio.to_thread(checker.fit_panel, shown, timed)
+        found = await asyncio.to_thread(checker.fit_panel, shown, timed, preset)
         return JSONResponse(found | {"as_preset": checker.trains_as_preset(preset, shown)})
 
     async def command(request: Request) -> Response:

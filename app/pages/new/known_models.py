@@ -1,13 +1,38 @@
-"""The models of the catalog and this machine as texts."""
+"""The models of the catalog, those of the examples, and this machine as texts."""
 
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+from app.form.source_names import short_name
 from app.labels import in_bytes
+from engine.config.settings import TrainConfig
 from engine.machine.read_machine import Machine
-from engine.planning.shape.catalog import catalog
+from engine.planning.shape.catalog import CatalogEntry, catalog, entry_of
 from engine.text import counted
+
+_CHAT = ("-instruct", "-it")
+"""Ends of the ids of models that were tuned to answer."""
+_KINDS = re.compile(r"-(instruct|it|chat|base|pt|hf)\b")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A tiny model that comes with the program."""
+
+    source: str
+    title: str
+    data: str
+    """The data set that it is made for, the only one whose tokens it knows."""
+
+
+EXAMPLES = (
+    Example("assets/starter-model", "Starter model", "assets/starter.jsonl"),
+    Example("assets/preference-model", "Politeness model", "assets/preferences.jsonl"),
+)
 
 
 def machine_text(machine: Machine) -> str:
@@ -23,7 +48,50 @@ def known_models() -> list[list[str]]:
 
     The fit panel of such a model needs no request to the hub.
     """
-    named = [[entry.id, entry.title] for entry in catalog()]
-    # An entry's title is that of its first model. Others of the same shape go by their id.
-    alike = [[name, name.rpartition("/")[2]] for entry in catalog() for name in entry.also]
-    return sorted([*named, *alike], key=lambda each: each[0].lower())
+    return sorted(([each, model_title(each)] for each in _ids()), key=lambda row: row[0].lower())
+
+
+def _ids() -> Iterator[str]:
+    for entry in catalog():
+        yield from (entry.id, *entry.also)
+
+
+def card_id(entry: CatalogEntry) -> str:
+    """Returns the id that stands for a model of the catalog: of the one that was tuned to answer,
+    where there is one.
+    """
+    return next((each for each in entry.also if each.lower().endswith(_CHAT)), entry.id)
+
+
+def model_title(source: str) -> str:
+    """Returns the name of a model wherever it is told: on its card, in the Summary and in lists."""
+    example = example_of(source)
+    if example is not None:
+        return example.title
+    entry = entry_of(source)
+    if entry is not None and _plain(source) == _plain(entry.id):
+        return entry.title
+    return short_name(source)  # another model of the same shape, or one that is not known
+
+
+def _plain(source: str) -> str:
+    """Returns an id without the words for the kind of tuning, which have no part in a title."""
+    return _KINDS.sub("", source.strip().lower())
+
+
+def example_of(source: str) -> Example | None:
+    """Returns the example whose model this is."""
+    return next((each for each in EXAMPLES if each.source == source.strip()), None)
+
+
+def remark_on_example(config: TrainConfig) -> str:
+    """Returns a sentence on the model of an example that is to learn other data, or an empty
+    text.
+    """
+    example = example_of(config.model.source)
+    if example is None or config.model.init != "pretrained":
+        return ""
+    if all(part.only_source.strip() == example.data for part, _ in config.data.parts()):
+        return ""
+    name = example.title[:1].lower() + example.title[1:]
+    return f"The {name} only knows its example. Choose another model."

@@ -1,55 +1,75 @@
-"""Models as cards, those that fit this machine first. Whether one fits is judged as in the table of
-models; the memory is that of the plan that a run would use. All functions are pure.
+"""Models as cards, those that fit this machine first. Whether one fits, the disk included, is
+judged by the plan of least memory; the memory that a card says is that of the plan that a run would
+use. All functions are pure but for `downloads`, which looks into the cache of the hub.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from app.labels import in_bytes
+from app.labels import in_bytes, in_count
+from app.pages.new.download import beside_download, download_bytes, size_text
+from app.pages.new.known_models import card_id, example_of, model_title
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.machine.read_machine import Machine
+from engine.model.build.shape_of_run import shape_of_run
 from engine.planning.fit.memory_items import PartName
-from engine.planning.fit.model_table import Cell, cell, own_parameters, table_shape
-from engine.planning.fit.requirements import FitStatus, requirements_of
+from engine.planning.fit.model_table import table_shape
+from engine.planning.fit.requirements import (
+    PART_WORDS,
+    FitStatus,
+    Requirements,
+    minimum_requirements,
+    requirements_of,
+)
 from engine.planning.shape.catalog import CatalogEntry, catalog
 from engine.planning.shape.model_shape import ModelShape
 
 FITTING, TOO_LARGE = 5, 1
 """Number of cards of models that fit, and of those that do not."""
-RAM_GRAIN = 256 << 20
-"""Free memory is rounded down to a multiple of this (bytes), so that cards do not change with each
-page of memory that some program takes.
+GRAIN = 256 << 20
+"""Free memory and disk are rounded down to a multiple of this (bytes), so that cards do not change
+with each page of memory that some program takes.
 """
-DTYPE_BYTES = 2
-"""Bytes of a parameter as models are published."""
+FOR_THE_EXAMPLE = "for the example only"
 
 Known = tuple[CatalogEntry, ModelShape]
 
 
 def rounded_machine(machine: Machine) -> Machine:
     """Returns the machine as cards see it: without what changes all the time."""
-    return replace(machine, ram_available=machine.ram_available // RAM_GRAIN * RAM_GRAIN)
+    ram, disk = (size // GRAIN * GRAIN for size in (machine.ram_available, machine.disk_free))
+    return replace(machine, ram_available=ram, disk_free=disk)
 
 
-def model_cards(config: TrainConfig, machine: Machine, chosen: TrainConfig) -> list[dict[str, Any]]:
-    """Returns models for these settings: that of `chosen`, with its own settings, if it is known;
-    some that fit, from the smallest to the largest; then the smallest that does not. It is empty
-    for settings that no table is about.
+def model_cards(
+    config: TrainConfig,
+    machine: Machine,
+    chosen: TrainConfig,
+    downloads: Callable[[TrainConfig], bool],
+) -> list[dict[str, Any]]:
+    """Returns models for these settings, those that fit first: that of `chosen`, with its own
+    settings, if it is known; some that fit, from the smallest to the largest; then the smallest
+    that does not. There are none of the catalog for settings that no table is about. downloads:
+    whether a run would first download weights.
     """
+    jobs = _Jobs(machine, downloads)
     known = _known(config)
-    end = _first_too_large(known, config, machine)
+    end = _first_too_large(known, config, jobs)
     rest = [*_spread(known[:end], FITTING), *known[end : end + TOO_LARGE]]
     first = [each for each in _known(chosen) if _is_of(chosen, each[0])]
-    if first and not any(_is_of(chosen, entry) for entry, _ in rest):
+    examples = _example_cards(chosen, jobs)
+    if (first or examples) and not any(_is_of(chosen, entry) for entry, _ in rest):
         rest = [*_spread(known[:end], FITTING - 1), *known[end : end + TOO_LARGE]]
-    return [
-        *(_card(*each, chosen, machine) for each in first),
-        *(_card(*each, config, machine) for each in rest if not _is_of(chosen, each[0])),
+    cards = [
+        *examples,
+        *(_card(*each, chosen, jobs) for each in first),
+        *(_card(*each, config, jobs) for each in rest if not _is_of(chosen, each[0])),
     ]
+    return sorted(cards, key=lambda card: not card["fits"])
 
 
 def _is_of(config: TrainConfig, entry: CatalogEntry) -> bool:
@@ -69,19 +89,42 @@ def _known(config: TrainConfig) -> list[Known]:
     return sorted(found, key=lambda each: each[1].parameter_count)
 
 
-def _first_too_large(known: Sequence[Known], config: TrainConfig, machine: Machine) -> int:
+@dataclass(frozen=True)
+class _Jobs:
+    """Judges jobs on a machine, beside what they download."""
+
+    machine: Machine
+    downloads: Callable[[TrainConfig], bool]
+
+    def place(self, config: TrainConfig, shape: ModelShape) -> Machine:
+        size = download_bytes(shape, config) if self.downloads(config) else 0
+        return beside_download(self.machine, size)
+
+    def least(self, config: TrainConfig, shape: ModelShape) -> Requirements | None:
+        """Returns the least that a job takes, or None for one that contradicts the model."""
+        try:
+            return minimum_requirements(config, self.place(config, shape), shape)
+        except ConfigError:
+            return None
+
+
+def _first_too_large(known: Sequence[Known], config: TrainConfig, jobs: _Jobs) -> int:
     """Returns the place of the first model that does not fit. Larger ones are taken not to fit
     either, so that a dozen of plans suffice.
     """
     low, high = 0, len(known)
     while low < high:
         middle = (low + high) // 2
-        found = _cell(config, known[middle][1], machine)
-        if _fits(found):
+        entry, shape = known[middle]
+        if _fits(jobs.least(_with_model(config, card_id(entry)), shape)):
             low = middle + 1
         else:
             high = middle
     return low
+
+
+def _with_model(config: TrainConfig, source: str) -> TrainConfig:
+    return replace(config, model=replace(config.model, source=source))
 
 
 def _spread(known: Sequence[Known], count: int) -> list[Known]:
@@ -91,42 +134,54 @@ def _spread(known: Sequence[Known], count: int) -> list[Known]:
     return [known[(number + 1) * len(known) // count - 1] for number in range(count)]
 
 
-def _cell(config: TrainConfig, shape: ModelShape, machine: Machine) -> Cell | None:
-    try:
-        return cell(config, shape, machine, timed=False)
-    except ConfigError:
-        return None
+def _fits(least: Requirements | None) -> bool:
+    return least is not None and least.status() != FitStatus.DOES_NOT_FIT
 
 
-def _fits(found: Cell | None) -> bool:
-    return found is not None and found.status != FitStatus.DOES_NOT_FIT
+def _example_cards(chosen: TrainConfig, jobs: _Jobs) -> list[dict[str, Any]]:
+    """Returns the card of the model of an example, if that is chosen."""
+    source = chosen.model.source.strip()
+    if example_of(source) is None:
+        return []
+    shape = shape_of_run(chosen)
+    numbers = f"{in_count(shape.parameter_count)} parameters"
+    fit = _fit(chosen, shape, jobs)
+    return [_shown(source, (source,), fit, f"{numbers} · {FOR_THE_EXAMPLE}") | {"is_example": True}]
 
 
 def _card(
-    entry: CatalogEntry, shape: ModelShape, config: TrainConfig, machine: Machine
+    entry: CatalogEntry, shape: ModelShape, config: TrainConfig, jobs: _Jobs
 ) -> dict[str, Any]:
-    chat = (name for name in entry.also if name.lower().endswith(("-instruct", "-it")))
-    found = _cell(config, shape, machine)
-    text = "cannot be trained so"
-    if found is not None:
-        text = f"lacks {found.missing}"
-        if ", " not in found.missing:
-            text = text.removesuffix(" of RAM")
-        if _fits(found):
-            # Not the least that it takes: a plan uses free memory to be faster.
-            host = requirements_of(config, machine, shape).parts[PartName.HOST]
-            text = f"fits · {in_bytes(host.total)} RAM"
+    source = config.model.source if _is_of(config, entry) else card_id(entry)
+    fit = _fit(_with_model(config, source), shape, jobs)
+    download = f"{size_text(download_bytes(shape, config))} download"
+    return _shown(source, (entry.id, *entry.also), fit, download)
+
+
+def _shown(source: str, ids: Sequence[str], fit: tuple[bool, str], note: str) -> dict[str, Any]:
     return {
-        "id": next(chat, entry.id),
-        "ids": [entry.id, *entry.also],
-        "title": entry.title,
-        "fits": _fits(found),
-        "text": text,
-        "download": f"{download_size(shape, config)} download",
+        "id": source,
+        "ids": list(ids),
+        "title": model_title(source),
+        "fits": fit[0],
+        "text": fit[1],
+        "note": note,
+        "is_example": False,
     }
 
 
-def download_size(shape: ModelShape, config: TrainConfig) -> str:
-    """Returns about how large the weights of a model are on the hub, such as 2.5 GB or 269 MB."""
-    size = DTYPE_BYTES * own_parameters(shape, config)
-    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+def _fit(config: TrainConfig, shape: ModelShape, jobs: _Jobs) -> tuple[bool, str]:
+    """Returns whether a job fits, and the memory that it takes or lacks in words."""
+    least = jobs.least(config, shape)
+    if least is None:
+        return False, "cannot be trained so"
+    if not _fits(least):
+        lacks = [
+            f"{in_bytes(part.total - part.known_limit)} more {PART_WORDS[name]}"
+            for name, part in least.parts.items()
+            if part.status == FitStatus.DOES_NOT_FIT
+        ]
+        return False, f"needs {', '.join(lacks)}"
+    # Not the least that it takes: a plan uses free memory to be faster.
+    host = requirements_of(config, jobs.place(config, shape), shape).parts[PartName.HOST]
+    return True, f"fits · {in_bytes(host.total)} RAM"

@@ -53,7 +53,7 @@ export class Models {
         const answer = await send("/api/models", { preset, shown }).catch(() => null);
         if (!answer || key !== this.key) return;
         this.cards = answer.models;
-        const fitting = this.cards.filter(({ fits }) => fits).length;
+        const fitting = this.cards.filter((each) => each.fits && !each.is_example).length;
         setText(
             field(this.root, "models-caption"),
             fitting ? "" : this.cards.length ? "No known model fits with these settings." : "",
@@ -74,8 +74,8 @@ export class Models {
     }
 }
 
-function card({ id, title, fits, text, download }) {
+function card({ id, title, fits, text, note }) {
     const fit = el("span", { class: fits ? "rs-fits" : "rs-lacks" }, `${fits ? "✓" : "✕"} ${text}`);
     const radio = el("input", { type: "radio", name: "rs-model", value: id });
-    return el("label", { title: id }, radio, el("b", {}, title), fit, el("span", {}, download));
+    return el("label", { title: id }, radio, el("b", {}, title), fit, el("span", {}, note));
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from app.form.source_names import named_together, short_name
 from app.labels import in_time
-from app.pages.new.known_models import known_models
+from app.pages.new.known_models import model_title
 from app.pages.new.run_length import RunLength, in_passes
 from engine.config.settings import TrainConfig
 from engine.text import counted
@@ -21,8 +21,7 @@ def job_lines(config: TrainConfig, found: RunLength | None) -> list[str]:
     """Returns the run in two lines: its model and method, its data and length. found: the length
     of the run, where it is known.
     """
-    source, train = config.model.source, config.train
-    title = next((title for known, title in known_models() if known == source), None)
+    train = config.train
     method = {
         "full": "all weights",
         "parts": "named parts",
@@ -30,7 +29,7 @@ def job_lines(config: TrainConfig, found: RunLength | None) -> list[str]:
     }
     data = named_together([short_name(part.only_source) for part, _ in config.data.parts()])
     return [
-        f"{title or short_name(source)} · {method[train.method]}",
+        f"{model_title(config.model.source)} · {method[train.method]}",
         f"{data} · {_length(config, found)}",
     ]
 

@@ -25,7 +25,7 @@ def cached_config(source: str) -> Path | None:
 
     It takes precedence over the catalog, and reading it needs no network.
     """
-    model = _cache_folder() / f"models--{source.strip().replace('/', '--')}"
+    model = cache_folder() / f"models--{source.strip().replace('/', '--')}"
     try:
         revision = read_linked(model / "refs" / "main", _LONGEST_REVISION).decode().strip()
     except (OSError, ValueError):  # unreadable, not text, or not a valid file name
@@ -34,7 +34,7 @@ def cached_config(source: str) -> Path | None:
     return file if file.is_file() else None
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     """Returns the folder of huggingface_hub's cache.
 
     The cache is documented at https://huggingface.co/docs/huggingface_hub/guides/manage-cache. The

@@ -5,12 +5,11 @@ wears the drive. No torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
-from engine.files import disk_free
+from engine.files import disk_free, existing_part, on_one_disk
 from engine.machine.disk_rates import RATED_BYTES, DiskRates, disk_rates_of
 from engine.machine.offload_folder import check_offload_folder
 from engine.machine.read_machine import Machine
@@ -168,7 +167,7 @@ def offered_folder(machine: Machine) -> str | None:
         return "FOLDER"
     if not machine.disk_path:
         return None
-    folder = _existing(Path(machine.disk_path))
+    folder = existing_part(machine.disk_path)
     try:
         check_offload_folder(str(folder))
     except ConfigError:
@@ -182,19 +181,9 @@ def shares_disk_of_runs(config: TrainConfig, machine: Machine) -> bool:
     """
     if config.engine.disk is None or not (machine.here and machine.disk_path):
         return False
-    folders = (_existing(Path(config.engine.disk)), _existing(Path(machine.disk_path)))
-    first, second = (folder.stat().st_dev for folder in folders)
-    return first == second
+    return on_one_disk(config.engine.disk, machine.disk_path)
 
 
 def in_tb(size: int) -> str:
     """Returns written bytes as the makers of drives count them."""
     return f"{size / 1e12:,.1f} TB" if size >= 1e11 else f"{size / 1e9:,.1f} GB"
-
-
-def _existing(path: Path) -> Path:
-    """Returns a path or, if it does not exist, its nearest parent that does."""
-    place = path.expanduser().absolute()
-    while not place.exists():
-        place = place.parent
-    return place

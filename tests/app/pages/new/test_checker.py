@@ -367,6 +367,25 @@ def test_smaller_models_that_fit_have_the_names_of_their_cards(checker):
     assert all("/" not in each["title"] and each["title"] not in each["id"] for each in smaller)
 
 
+def test_the_model_of_the_example_is_told_where_it_is_to_learn_other_data(checker):
+    preset = checker.presets.get("starter.yaml")
+    own = shown_values(preset.config)
+    assert not any("example" in text for text in checker.fit_panel(own)["reasons"])
+    given = own | {"data.source": "my.jsonl"}
+    found = checker.fit_panel(given)
+    (text,) = (text for text in found["reasons"] if "example" in text)
+    assert found["can_start"] and found["to_be_timed"] and found["fixes"][text] is None
+    fix = checker.fit_panel(given, timed=True, preset=preset.file)["fixes"][text]
+    card = next(
+        card
+        for card in checker.models(preset.file, given)["models"]
+        if card["fits"] and not card["is_example"]
+    )
+    assert fix == {"label": f"Use {card['title']}", "changes": {"model.source": card["id"]}}
+    other = checker.fit_panel(given | fix["changes"])
+    assert text not in other["reasons"]
+
+
 @pytest.mark.parametrize("gpu", [True, False])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_card_says_the_memory_that_the_summary_says_once_it_is_chosen(
@@ -377,7 +396,8 @@ def test_a_card_says_the_memory_that_the_summary_says_once_it_is_chosen(
         monkeypatch.setattr(app.pages.new.checker, "read_machine", lambda folder: machine)
     preset = checker.presets.get("starter.yaml")
     before = shown_values(preset.config) | {"train.method": method}
-    cards = [card for card in checker.models(preset.file, before)["models"] if card["fits"]]
+    cards = checker.models(preset.file, before)["models"]
+    cards = [card for card in cards if card["fits"] and not card["is_example"]]
     assert len(cards) >= 3
     for card in cards:
         after = before | {"model.source": card["id"]}

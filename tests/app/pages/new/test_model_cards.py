@@ -1,29 +1,36 @@
-"""Models as cards: those that fit first, as the table of models judges."""
+"""Models as cards: those that fit first, judged as the Summary judges them."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
+from app.pages.new.known_models import model_title
 from app.pages.new.model_cards import FITTING, TOO_LARGE, model_cards
 from engine.config.settings import TrainConfig
 from engine.machine.known_machines import named_machine, with_figures
 
 MACHINE = with_figures(named_machine("RTX 4090", 52), disk_gib=500)
+STARTER = "assets/starter-model"
 
 
-def cards(chosen="", **train):
+def cards(chosen="", machine=MACHINE, downloads=lambda config: False, **train):
     given = {
         "model": {"source": "m"},
         "data": {"source": "d", "max_seq_len": 512},
         "train": {"epochs": 1, "batch_size": 8, **train},
     }
     config = TrainConfig.from_dict(given)
-    return model_cards(config, MACHINE, config.with_values({"model.source": chosen or "m"}))
+    chosen = config.with_values({"model.source": chosen or "m"})
+    return model_cards(config, machine, chosen, downloads)
 
 
 def test_those_that_fit_come_first_and_then_one_that_does_not():
     shown = cards()
     assert [card["fits"] for card in shown] == [True] * FITTING + [False] * TOO_LARGE
-    assert shown[0]["text"].startswith("fits · ") and shown[-1]["text"].startswith("lacks ")
-    assert all(card["id"] in card["ids"] and card["download"] for card in shown)
+    assert shown[0]["text"].startswith("fits · ")
+    assert re.fullmatch(r"needs [\d.]+ GiB more RAM, .* more GPU memory", shown[-1]["text"])
+    assert all(card["id"] in card["ids"] and "download" in card["note"] for card in shown)
 
 
 def test_the_chosen_model_stays_and_comes_first():
@@ -32,6 +39,33 @@ def test_the_chosen_model_stays_and_comes_first():
         shown = cards(chosen, method=method)
         assert chosen in shown[0]["ids"]
         assert len({card["id"] for card in shown}) == len(shown) <= FITTING + TOO_LARGE
+
+
+def test_a_disk_that_is_too_small_for_the_download_or_the_checkpoints_counts():
+    second = cards()[1]["id"]
+    room = replace(MACHINE, disk_free=22 << 30)
+    for small, downloads in ((replace(MACHINE, disk_free=16 << 30), False), (room, True)):
+        shown = cards(second, small, lambda config, now=downloads: now)
+        own = next(card for card in shown if card["id"] == second)
+        assert not own["fits"] and re.fullmatch(r"needs [\d.]+ [GM]iB more disk", own["text"])
+        assert shown[0]["fits"] and shown[0] is not own
+    assert cards(second, room)[0]["id"] == second
+
+
+def test_the_model_of_the_example_has_a_card_of_its_own():
+    own, *others = cards(STARTER)
+    assert own["id"] == STARTER and own["fits"] and own["title"] == "Starter model"
+    assert own["note"] == "638k parameters · for the example only"
+    assert [card["is_example"] for card in (own, *others)] == [True, *[False] * len(others)]
+    assert not any(card["is_example"] for card in cards())
+
+
+def test_a_model_and_its_tuned_one_have_one_name_and_others_of_its_shape_their_own():
+    for source in ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B-Instruct"):
+        assert model_title(source) == "Qwen2.5 0.5B"
+        assert cards(source)[0]["title"] == "Qwen2.5 0.5B"
+    assert model_title("deepseek-ai/DeepSeek-R1-Distill-Llama-8B") == "DeepSeek-R1-Distill-Llama-8B"
+    assert model_title("/models/mine") == "mine"
 
 
 def test_adapters_fit_larger_models():
