@@ -430,7 +430,7 @@ def _eval_arguments(commands: _Commands) -> None:
 
 def _bench_arguments(commands: _Commands) -> None:
     bench = commands.add_parser(
-        "bench", help="ceilings of this machine, then the engine's throughput against them"
+        "bench", help="ceilings of this machine, then the engine's speed against them"
     )
     command_arguments.bench_arguments(bench)
     bench.set_defaults(run=_bench)

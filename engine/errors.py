@@ -68,7 +68,7 @@ class DeviceError(RamstreamError):
 
 
 class HostMemoryError(RamstreamError):
-    """Host memory ran low during a run."""
+    """RAM ran low during a run."""
 
 
 class LostPlanesError(RamstreamError):

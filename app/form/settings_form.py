@@ -112,8 +112,8 @@ CHOICE_LABELS: Mapping[str, Mapping[str, str]] = {
     },
     "engine.activation_checkpointing": {
         "full": "block inputs, on the GPU",
-        "offload": "block inputs, in host RAM",
-        "offload_pairs": "every second block's input, in host RAM",
+        "offload": "block inputs, in RAM",
+        "offload_pairs": "every second block's input, in RAM",
         "none": "all activations",
     },
     "engine.gradients": {"host": "in RAM", "gpu": "on the GPU, until they are applied"},
@@ -363,7 +363,7 @@ def _setting(dotted: str, hint: Any, doc: str) -> Setting:
         auto=kind != "choice" and AUTO in literals,
         optional=type(None) in plain,
         mixed=any(typing.get_origin(option) is tuple for option in plain),
-        help=doc.replace("`", ""),
+        help=re.sub(r"\bnull\b", "an empty box", doc.replace("`", "")),
     )
 
 

@@ -12,7 +12,7 @@ LABELS = {
     "data.source": "Data set",
     "data.columns.messages": "Column of the turns",
     "data.columns.prompt": "Column of the prompt",
-    "data.columns.completion": "Column of the completion",
+    "data.columns.completion": "Column of the answer",
     "data.columns.input": "Column added to the prompt",
     "data.columns.history": "Column of the earlier turns",
     "data.columns.chosen": "Column of the chosen answer",

@@ -172,7 +172,7 @@ def cost_in_a_sentence(pool: Pool, name: PartName, costs: Costs) -> str:
     bus = busy[Work.TO_GPU] + busy[Work.TO_HOST] + busy[Work.BLOCK_INPUTS]
     works = [
         ("copies over the bus", bus),
-        ("the optimizer on the host", busy[Work.HOST_OPTIMIZER]),
+        ("the optimizer on the CPU", busy[Work.HOST_OPTIMIZER]),
         ("the optimizer on the GPU", on_gpu),
     ]
     return _beside_computing(works, cost.waited_seconds - disk_waited, step)

@@ -33,7 +33,7 @@ JOB_LABELS = {
     "download": "Downloading the model",
     "load_model": "Loading the model",
     "tokenize": "Reading the data",
-    "allocate": "Reserving host memory",
+    "allocate": "Reserving RAM",
     "checkpoint": "Writing a checkpoint",
     "export": "Exporting",
     "evaluate": "Evaluating on validation rows",

@@ -38,11 +38,11 @@ class MemoryKind:
 
     @property
     def full_name(self) -> str:
-        return "Host memory" if self.name == "host" else f"{self.name} memory"
+        return "RAM" if self.name == "host" else f"{self.name} memory"
 
 
 def memory_kinds(snapshot: RunSnapshot) -> list[MemoryKind]:
-    """Returns host memory, and GPU memory where there is a GPU."""
+    """Returns RAM, and GPU memory where there is a GPU."""
     memory = snapshot.memory
     if not len(memory):
         return []

@@ -205,7 +205,7 @@ def _optimizer(case: _Case) -> _Cause:
             offer=case.more_tokens,
         )
     return _Cause(
-        f"The host optimizer holds the GPU up for {case.percent}",
+        f"The CPU optimizer holds the GPU up for {case.percent}",
         advice="More tokens a step would hide it: it runs under the next step's first forward.",
         offer=case.more_tokens,
     )

@@ -50,16 +50,16 @@ class DataColumns:
     """Column with the turns of a conversation: a list of {role, content} or {from, value}."""
 
     prompt: str | None = None
-    """Column with the user's turn."""
+    """Column with the prompt, the user's turn."""
 
     completion: str | None = None
-    """Column with the assistant's turn."""
+    """Column with the answer, the assistant's turn."""
 
     input: str | None = None
-    """This column is added to the user's turn."""
+    """This column is added to the prompt."""
 
     history: str | None = None
-    """Column with the earlier turns: a list of [question, answer]."""
+    """Column with the earlier turns: a list of [prompt, answer]."""
 
     chosen: str | None = None
     """Column with the better one of two answers, which is trained."""
@@ -89,7 +89,7 @@ class DataSource:
     """It is written as `data.source` is for a single data set."""
 
     weight: float = 1.0
-    """An epoch visits each training example of this source so often: 0.5 takes a fixed half of
+    """A pass visits each training example of this source so often: 0.5 takes a fixed half of
     them, 2 takes each twice.
     """
 
@@ -145,7 +145,7 @@ class DataConfig:
 
     packing: bool = True
     """Several examples go into one row, and attention stays inside each example. Without it, a
-    shuffled epoch puts rows of similar length into one step, so that little is padded.
+    shuffled pass puts rows of similar length into one step, so that little is padded.
     """
 
     train_on: Literal["assistant", "all"] = "assistant"
@@ -182,7 +182,7 @@ class DataConfig:
     """Share of the examples that are for validation; 0 for none."""
 
     shuffle: bool = True
-    """Examples are visited in a seeded random order, a new one each epoch. Without it, several
+    """Examples are visited in a seeded random order, a new one each pass. Without it, several
     sources come one after another.
     """
 
@@ -235,7 +235,7 @@ class DataConfig:
                 raise ConfigError(
                     "data.source",
                     f"the weight {weight:g} of {part.only_source} is outside 0 to {MOST_PASSES} (0 "
-                    "excluded); 1 visits every example once an epoch.",
+                    "excluded); 1 visits every example once a pass.",
                 )
         for part, _ in self.parts():
             check_columns(part)

@@ -97,11 +97,11 @@ class OptimConfig:
 
     steps: Annotated[int | None, Meta(ge=1, le=LARGEST["steps"])] = None
     """Number of optimizer steps of the run; give this or `epochs`. When neither is given, it makes
-    one epoch.
+    one pass.
     """
 
     epochs: Annotated[float | None, Meta(gt=0, description="1 is one pass")] = None
-    """The run makes this many passes over the training rows; give this or `steps`."""
+    """The run makes this many passes (epochs) over the training rows; give this or `steps`."""
 
     batch_size: Annotated[int, Meta(ge=1, le=LARGEST["batch_size"])] = 32
     """Number of rows of an optimizer step."""

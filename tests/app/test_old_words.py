@@ -91,6 +91,21 @@ What was written
 lists those there
 in RAM, where blocks compute
 Turns that the template leaves out
+A question and its answer
+is the question
+Completion (trained on)
+Column of the completion
+Epochs set
+Throughput
+Tokens per second
+Host memory
+host memory
+host RAM
+host GiB
+host optimizer
+VRAM
+"Baseline"
+baseline, long rows
 """
 OF_THE_ENGINE = """
 is not on this machine, and there is no connection
@@ -100,6 +115,12 @@ is none that is read
 null takes the weights
 Either way it is counted and told
 No change of settings was found
+is held out
+has no question before
+has no questions with
+there is no question
+} of host memory
+Host memory ran low
 """
 
 

@@ -48,7 +48,7 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     expect(mapping.locator("tbody th")).to_have_text(["nr", HOSTILE, "Wohin", "notes"])
 
     expect(page.locator("#start")).to_be_disabled()
-    expect(page.locator(".rs-reasons")).to_contain_text("Which column is the question")
+    expect(page.locator(".rs-reasons")).to_contain_text("Which column is the prompt")
 
     mapping.locator("[data-role=prompt]").select_option(label=HOSTILE)
     mapping.locator("[data-role=completion]").select_option(label="Wohin")
@@ -61,7 +61,7 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     expect(mapping.locator("tr", has_text=HOSTILE).locator("td").last).to_have_text("prompt")
 
     page.wait_for_selector("#start:not([disabled])")
-    expect(page.get_by_text("Which column is the question")).to_have_count(0)
+    expect(page.get_by_text("Which column is the prompt")).to_have_count(0)
     page.locator("#start").click()
     page.wait_for_url(OPENED_RUN)
     expect(page.locator(".rs-bar")).to_contain_text(re.compile("Stop and save"))

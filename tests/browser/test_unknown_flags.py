@@ -43,7 +43,7 @@ def test_keys_that_may_be_flags_are_confirmed_with_one_click(page, tmp_path, wid
     assert confirm.bounding_box()["x"] + confirm.bounding_box()["width"] <= width
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     confirm.click()
-    expect(head).to_contain_text("Question: prompt · Answer: completion")
+    expect(head).to_contain_text("Prompt: prompt · Answer: completion")
     expect(confirm).to_be_hidden()
     flags = page.locator("#field-data-unused_flags textarea")
     assert flags.input_value().splitlines() == ["is_spam", HOSTILE]

@@ -19,7 +19,7 @@ REPORT = {
             item("exp_avg", 4),
             item("exp_avg_sq", 4),
             item("grad", 2),
-            item("Block inputs on the host", 3),
+            item("Block inputs in RAM", 3),
             item("Tokenized data", 0.5),
             item("Loading peak", 0),
         ]

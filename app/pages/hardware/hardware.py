@@ -74,7 +74,7 @@ FIELDS = {
     "dtype": "model.dtype",
     "optimizer": "train.optimizer",
 }
-BEST_LABEL = "AdamW, the first moments that fit"
+BEST_LABEL = "AdamW, the largest moments that fit"
 METHODS = {"full": "all weights", "lora": "LoRA"}
 """Methods of training for which the largest model is told."""
 MOST_ROWS = 1 << 16

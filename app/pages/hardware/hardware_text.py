@@ -28,7 +28,7 @@ FIGURE_NAMES = {
     "memory_bandwidth": "Its bandwidth",
     "bf16_flops": "bf16 matrix products, peak",
     "best_bf16_flops": "Best that others measured",
-    "link": "Link to the host",
+    "link": "Link to RAM",
     "host_bandwidth": "Bandwidth of RAM",
     "ram_gib": "RAM",
     "cpu_cores": "CPU cores",

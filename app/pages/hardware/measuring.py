@@ -15,7 +15,7 @@ PROBE_SECONDS = 0.25
 """Seconds for which each rate is measured. On a CPU there are about two dozen measurements, with
 all threads and with one; together they take about ten seconds.
 """
-PARTS = ("the bus", "the device", "host memory and AdamW")
+PARTS = ("the bus", "the device", "RAM and AdamW")
 """Parts that `engine.runtime.measure.machine_rates.measure` reports as it goes."""
 
 

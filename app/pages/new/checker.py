@@ -75,7 +75,7 @@ ANY_MODEL = "any/model"
 """Stands for a model of the hub whose own values do not matter."""
 AFTER_TOKENIZER = "The first rows are shown once the model's tokenizer is there."
 NO_TOKENIZER = "The tokenizer of the model is missing."
-UNKNOWN_COLUMNS = "Which column is the question, and which the answer?"
+UNKNOWN_COLUMNS = "Which column is the prompt, and which the answer?"
 TO_CONFIRM = "One thing to confirm"
 UNUSED_FLAGS = "data.unused_flags"
 TAKEN_OVER = (

@@ -64,7 +64,7 @@ LIMIT_COLOR = "--rs-text"
 
 
 def item_color(kind: MemoryItem) -> str:
-    """Returns the color of an item of host memory, GPU memory or disk."""
+    """Returns the color of an item of RAM, GPU memory or disk."""
     return PART_COLORS.get(kind, GRAY)
 
 

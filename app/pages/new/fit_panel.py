@@ -206,8 +206,8 @@ def _size_text(report: FitReport) -> str:
     if model["trained_parameters"] != model["parameters"]:
         trained = f", {in_count(model['trained_parameters'])} of them trained"
     return (
-        f"{in_count(model['parameters'])} parameters ({model['model_type']}, {model['blocks']} "
-        f"blocks){trained}, up to {report.time['tokens_per_step']:,} tokens a step"
+        f"{in_count(model['parameters'])} parameters{trained} · {model['blocks']} layers · up to "
+        f"{report.time['tokens_per_step']:,} tokens a step"
     )
 
 
@@ -225,7 +225,7 @@ def _time_rows(report: FitReport) -> list[dict[str, str]]:
         return [_row("Time", "not known yet", _why_no_time(report))]
     rows = [_step_row(time)]
     if not time["run_seconds"]:
-        note = "Epochs set its length, not steps."
+        note = "Passes set its length, not steps."
         return [*rows, _row("The run", "known once the data are read", note)]
     length = in_hours(max(1, time["run_seconds"]))
     rows.append(_row("The run", f"{counted(time['steps'], 'step')}: about {length}"))

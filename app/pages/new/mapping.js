@@ -4,15 +4,15 @@
 import { el, field } from "../../shared/dom.js";
 
 const KINDS = {
-    pair: "a question and its answer",
+    pair: "a prompt and its answer",
     conversation: "a conversation",
     preference: "a chosen answer and a rejected one",
     text: "a text",
     fixed: "as its columns are named",
 };
 const PARTS = {
-    prompt: "Prompt (the user’s turn)",
-    completion: "Completion (trained on)",
+    prompt: "Prompt (the model reads it)",
+    completion: "Answer (trained on)",
     input: "Added to the prompt",
     history: "Earlier turns",
     chosen: "Chosen answer (trained on)",
@@ -24,7 +24,7 @@ const PARTS = {
 };
 const SHORT = {
     prompt: "prompt",
-    completion: "completion",
+    completion: "answer",
     input: "added to the prompt",
     history: "earlier turns",
     chosen: "chosen answer",

@@ -141,13 +141,13 @@ function understoodText({ mapping, format, format_detected: isDetected, columns 
     const named = (meant) =>
         columns.filter(([, meaning]) => meaning === meant).map(([name]) => name);
     // A mix has columns of each of its data sets.
-    const [questions, answers] = [named("the user's turn"), named("the assistant's turn")];
+    const [prompts, answers] = [named("the prompt"), named("the answer")];
     const turns = named("the turns of the conversation");
-    if (answers.length && columns.length === questions.length + answers.length) {
-        const { prompt: question, completion: answer } = mapping?.chosen ?? {};
-        const isGuess = mapping?.state === "guess" && question && answer;
-        if (isGuess) return `We think ${question} is the question and ${answer} the answer. Right?`;
-        return `Question: ${questions.join(", ")} · Answer: ${answers.join(", ")}`;
+    if (answers.length && columns.length === prompts.length + answers.length) {
+        const { prompt, completion: answer } = mapping?.chosen ?? {};
+        const isGuess = mapping?.state === "guess" && prompt && answer;
+        if (isGuess) return `We think ${prompt} is the prompt and ${answer} the answer. Right?`;
+        return `Prompt: ${prompts.join(", ")} · Answer: ${answers.join(", ")}`;
     }
     if (columns.length && columns.length === turns.length) {
         const which = turns.length === 1 ? "column" : "columns";

@@ -1,4 +1,4 @@
-"""Figures of how a run uses the machine: throughput, the parts of a step's time, memory, power and
+"""Figures of how a run uses the machine: speed, the parts of a step's time, memory, power and
 energy.
 """
 
@@ -155,10 +155,10 @@ def memory_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     if any(memory.host_pinned):
         data.append(column("host_pinned", "pinned", Line(GREEN, width=1.5)))
     if len(memory) and 0 < LIMIT_SHARE * memory.host_total[-1] <= np.max(memory.host_rss):
-        data.append(level("host limit", x, memory.host_total[-1] / GIB, RED))
+        data.append(level("RAM limit", x, memory.host_total[-1] / GIB, RED))
     has_gpu = len(memory) and memory.gpu_total[-1]
     if not has_gpu:
-        return figure(data, axis, {"yaxis": one_row("host GiB", from_zero=True)})
+        return figure(data, axis, {"yaxis": one_row("RAM GiB", from_zero=True)})
     data += [
         column("gpu_reserved", "reserved", Line(VIOLET, row=2, width=1.5)),
         column("gpu_allocated", "allocated", Line(AMBER, row=2)),
@@ -167,7 +167,7 @@ def memory_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
         level("GPU limit", x, memory.gpu_total[-1] / GIB, RED, row=2),
     ]
     gpu = "GPU 0 GiB" if snapshot.ranks else "GPU GiB"
-    return figure(data, axis, two_rows("host GiB", gpu, from_zero=True))
+    return figure(data, axis, two_rows("RAM GiB", gpu, from_zero=True))
 
 
 def power_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:

@@ -69,5 +69,5 @@ def _updated(units: Units, on_gpu: bool) -> str:
     if units.updated_on_gpu == len(units.numbers):
         return "GPU"
     if not units.updated_on_gpu:
-        return "host"
-    return f"host; {units.updated_on_gpu} of them: GPU"
+        return "CPU"
+    return f"CPU; {units.updated_on_gpu} of them: GPU"

@@ -29,7 +29,7 @@ def rank_table(snapshot: RunSnapshot) -> dict[str, Any] | None:
         return None
     has_gpus = any(rank["gpu_total"] for rank in ranks)
     has_power = any(rank["power"] for rank in ranks)
-    heads = ["Rank", "Host memory of its own"]
+    heads = ["Rank", "RAM of its own"]
     if has_gpus:
         heads += ["GPU memory, peak", "Whole card"]
     if has_power:

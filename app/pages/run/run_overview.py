@@ -48,11 +48,11 @@ def _speed_tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
     tokens = flops = "–"
     step_note = ""
     if len(steps):
-        tokens = in_count(recent_median(steps.tokens_per_second))
+        tokens = f"{in_count(recent_median(steps.tokens_per_second))} tokens/s"
         flops = in_digits(recent_median(steps.tflops))
         step_note = f"{in_step_time(steps.seconds[-1])} a step"
     return [
-        _tile("Tokens per second", tokens, step_note),
+        _tile("Speed", tokens, step_note),
         _tile("TFLOPS", flops, _ceiling_note(snapshot)),
     ]
 
@@ -70,13 +70,13 @@ def _gpu_tile(snapshot: RunSnapshot) -> dict[str, str]:
 def _host_tile(snapshot: RunSnapshot) -> dict[str, str]:
     memory = snapshot.memory
     if not len(memory):
-        return _tile("Host memory", "–", "")
+        return _tile("RAM", "–", "")
     pinned = memory.host_pinned[-1]
     notes = [f"{in_bytes(pinned)} pinned"] if pinned else []
     if snapshot.ranks:
         notes.append(f"{len(snapshot.ranks)} processes")
     note = ", ".join(notes)
-    return _tile("Host memory", in_bytes(memory.host_rss[-1]), note)
+    return _tile("RAM", in_bytes(memory.host_rss[-1]), note)
 
 
 def _ceiling_note(snapshot: RunSnapshot) -> str:

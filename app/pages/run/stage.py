@@ -34,12 +34,12 @@ WHAT_IT_IS = {
     "sample": "Answering validation prompts before training, to compare with later.",
     "prompts": "Answering the sample prompts before training, to compare with later.",
 }
-DOWNLOAD, DATA, MODEL, TEST, BASELINE = STEPS = (
+DOWNLOAD, DATA, MODEL, TEST, BEFORE = STEPS = (
     "Download model",
     "Read data",
     "Load model",
     "Test step",
-    "Baseline",
+    "Before training",
 )
 STEP_OF_JOB = {
     "download": DOWNLOAD,
@@ -47,10 +47,10 @@ STEP_OF_JOB = {
     "allocate": MODEL,
     "load_model": MODEL,
     "dry_run": TEST,
-    "reference": BASELINE,
-    "evaluate": BASELINE,
-    "sample": BASELINE,
-    "prompts": BASELINE,
+    "reference": BEFORE,
+    "evaluate": BEFORE,
+    "sample": BEFORE,
+    "prompts": BEFORE,
 }
 
 
@@ -108,7 +108,7 @@ def _steps(snapshot: RunSnapshot, state: str) -> list[dict[str, Any]]:
     now = _now(snapshot, state)
     names = STEPS if now == DOWNLOAD else STEPS[1:]
     at = names.index(now) if now in names else len(names)
-    notes = {DATA: _data_note(snapshot), MODEL: _model_note(snapshot), BASELINE: _before(snapshot)}
+    notes = {DATA: _data_note(snapshot), MODEL: _model_note(snapshot), BEFORE: _before(snapshot)}
     steps = []
     for place, name in enumerate(names):
         step: dict[str, Any] = {"label": name, "state": "next", "share": None}

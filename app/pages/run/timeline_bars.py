@@ -102,9 +102,9 @@ OP_LABELS: dict[str, str] = {
     OpKind.READ_BLOCK_INPUT: "block input from the disk",
     OpKind.WRITE_BLOCK_INPUT: "block input to the disk",
     OpKind.SUMMARY: "loss and norms out",
-    OpKind.OFFLOAD_BLOCK_INPUT: "block input to host",
-    OpKind.FETCH_BLOCK_INPUT: "block input from host",
-    OpKind.FETCH_GRAD: "earlier gradient from host",
+    OpKind.OFFLOAD_BLOCK_INPUT: "block input to RAM",
+    OpKind.FETCH_BLOCK_INPUT: "block input from RAM",
+    OpKind.FETCH_GRAD: "earlier gradient from RAM",
     OpKind.REDUCE: "norm of the gradient",
     OpKind.CLIP: "clip factor",
     OpKind.FETCH_STATES: "optimizer states in",
@@ -113,7 +113,7 @@ OP_LABELS: dict[str, str] = {
     OpKind.UPDATE_IN_PLACE: "optimizer on the GPU, in place",
     OpKind.OFFLOAD_WEIGHTS: "updated weights out",
     OpKind.OFFLOAD_STATES: "optimizer states out",
-    OpKind.OPTIMIZER_STEP: "everything updated is on the host",
+    OpKind.OPTIMIZER_STEP: "everything updated is in RAM",
 }
 
 LANE_LABELS = {

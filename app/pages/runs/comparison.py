@@ -152,7 +152,7 @@ def throughput_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis
 
 
 def memory_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> Figure:
-    """Returns the host memory of each run in GiB and, in a lower row, the GPU memory of runs that
+    """Returns the RAM of each run in GiB and, in a lower row, the GPU memory of runs that
     used a GPU.
     """
     data = []
@@ -166,7 +166,7 @@ def memory_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) ->
             has_gpu = True
             gpu = np.asarray(memory.gpu_allocated, dtype=float) / GIB
             data.append(_curve(name, x, gpu, color) | {"yaxis": "y2"})
-    axes = {"yaxis": _y("host GiB") | {"rangemode": "tozero"}}
+    axes = {"yaxis": _y("RAM GiB") | {"rangemode": "tozero"}}
     if has_gpu:
         axes["yaxis"]["domain"] = [0.56, 1.0]
         axes["yaxis2"] = _y("GPU GiB") | {"rangemode": "tozero", "domain": [0.0, 0.44]}

@@ -186,12 +186,16 @@ def _tokens(snapshot: RunSnapshot) -> float | None:
     return float(sum(steps.tokens)) if steps.count == len(steps) else None
 
 
+def _in_tokens(rate: float) -> str:
+    return f"{in_count(rate)} tokens/s"
+
+
 FINAL_LOSS = "Training loss, last (smoothed)"
 LAST_VALIDATION = "Validation loss, last"
 LOWEST = "Validation loss, lowest"
 ANSWERED = "Answers right, last"
 RATE = "Learning rate, highest"
-THROUGHPUT = "Tokens per second"
+SPEED = "Speed"
 HOST_MEMORY = "RAM, peak"
 GPU_MEMORY = "GPU memory, peak"
 KEY_FIGURES = (
@@ -203,7 +207,7 @@ KEY_FIGURES = (
     KeyFigure(LOWEST, _lowest, in_digits, "least", True, LOSS_MARGIN),
     KeyFigure(ANSWERED, _answered, in_share, "most", True, LOSS_MARGIN, _one_answer),
     KeyFigure(RATE, lambda run: _most(run.steps.learning_rate), in_digits, ""),
-    KeyFigure(THROUGHPUT, lambda run: _median(run.steps.tokens_per_second), in_count, "most"),
+    KeyFigure(SPEED, lambda run: _median(run.steps.tokens_per_second), _in_tokens, "most"),
     KeyFigure("Time of a step", lambda run: _median(run.steps.seconds), in_step_time, "least"),
     KeyFigure("TFLOPS", lambda run: _median(run.steps.tflops), in_digits, "most"),
     KeyFigure(HOST_MEMORY, lambda run: _most(run.memory.host_rss), in_bytes, "least"),
@@ -215,7 +219,7 @@ SUMMARIZED = {
     "loss": (FINAL_LOSS, LAST_VALIDATION),
     "accuracy": (ANSWERED,),
     "rate": (RATE,),
-    "throughput": (THROUGHPUT,),
+    "throughput": (SPEED,),
     "memory": (HOST_MEMORY, GPU_MEMORY),
 }
 """Key figures that describe the content of each figure."""

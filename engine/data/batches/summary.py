@@ -154,5 +154,5 @@ def _warnings_on(part: Part, of_source: str) -> list[str]:
         )
     found += [*tally.columns.notes, *notes_on(config)]
     if config.eval_fraction > 0 and not part.validation:
-        found.append(f"No row{of_source} is held out, because there is only one.")
+        found.append(f"There are no validation rows{of_source}, because there is only one row.")
     return found

@@ -41,11 +41,11 @@ from engine.errors import DataError
 
 _MEANING = {
     "messages": "the turns of the conversation",
-    "prompt": "the user's turn",
-    "input": "added to the user's turn",
+    "prompt": "the prompt",
+    "input": "added to the prompt",
     "history": "the earlier turns",
-    "completion": "the assistant's turn",
-    "chosen": "the assistant's turn",
+    "completion": "the answer",
+    "chosen": "the answer",
     "rejected": "never trained: the answer that was not chosen",
     "system": "the system turn",
     "tools": "the tools that the chat template is told of",
@@ -261,7 +261,7 @@ def _no_pairs(name: str, names: dict[str, Any], source: Source) -> DataError:
 def _no_answers(name: str, names: dict[str, Any], source: Source) -> DataError:
     """Returns the error for rows without answers where marks of answers are learned from."""
     return DataError(
-        f"{source.name} has no questions with answers, which marks are for: its columns "
+        f"{source.name} has no prompts with answers, which marks are for: its columns "
         f"{listed(names)} are read as {name}; give rows with the columns prompt, completion and "
         "label, or set train.objective to sft."
     )

@@ -99,7 +99,7 @@ def _behind(parts: Parts, before: list[Turn], rejected: list[Turn]) -> list[Turn
         return rejected[len(before) :]
     raise DataError(
         f"The columns {parts.columns['chosen']} and {parts.place('rejected')} are conversations "
-        "that begin with different turns; write the same question at the begin of both."
+        "that begin with different turns; begin both with the same prompt."
     )
 
 
@@ -147,8 +147,8 @@ def _prompt(parts: Parts) -> list[Turn]:
     )
     if not has_question:
         raise DataError(
-            f"The column {parts.place('chosen')} has no question before its answer; name the "
-            "column of the question in data.columns.prompt."
+            f"The column {parts.place('chosen')} has no prompt before its answer; name the "
+            "column of the prompt in data.columns.prompt."
         )
     value = parsed_list(parts.value("prompt"))
     if not isinstance(value, str | None):

@@ -140,7 +140,7 @@ class Parts:
             if not isinstance(pair, list | tuple) or [type(text) for text in pair] != [str, str]:
                 raise DataError(
                     f"The column {self.columns['history']} in {self.where} is not a list of pairs "
-                    "of texts; write the earlier turns as [[question, answer], ...]."
+                    "of texts; write the earlier turns as [[prompt, answer], ...]."
                 )
             question, answer = (valid_text(text) for text in pair)
             found.append(Turn({"role": "user", "content": question}))

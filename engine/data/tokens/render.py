@@ -233,7 +233,7 @@ class ChatRenderer:
         ]
         if not answers or not context:
             return RejectedExample(
-                "there is no assistant turn" if context else "there is no question"
+                "there is no assistant turn" if context else "there is no prompt"
             )
         if conversation.untrained.intersection(answers):
             return _UNTRAINED

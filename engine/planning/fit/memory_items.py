@@ -54,7 +54,7 @@ class MemoryItem(Word):
     """Ring of moments that are on the disk, while they are updated."""
     UPDATED_MATRIX = "Matrix in an update"
     """Memory in which the host orthogonalizes the update of a matrix."""
-    HOST_BLOCK_INPUTS = "Block inputs on the host"
+    HOST_BLOCK_INPUTS = "Block inputs in RAM"
     DISK_RINGS = "Block inputs in transit"
     """Ring of block inputs on their way to the disk and back."""
     DATA = "Tokenized data"

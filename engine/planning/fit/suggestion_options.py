@@ -220,8 +220,8 @@ def _other_block_input_places(requirements: Requirements) -> list[Option]:
     take half the RAM of all.
     """
     places = {
-        "offload_pairs": "Keep the input of every second block alone, on the host",
-        "offload": "Keep block inputs on the host",
+        "offload_pairs": "Keep the input of every second block alone, in RAM",
+        "offload": "Keep block inputs in RAM",
     }
     asked = requirements.config.engine.activation_checkpointing
     options = [

@@ -131,7 +131,7 @@ class RamPlanes:
         available = sample_host_memory()[1]
         if self.memory.is_new and total > available:
             raise FitError(
-                f"The {what} need {_gib(total)} of host memory, but only {_gib(available)} is "
+                f"The {what} need {_gib(total)} of RAM, but only {_gib(available)} is "
                 "available; close other programs or choose a smaller model."
             )
         done = 0
@@ -266,7 +266,7 @@ def _unregister_all(registered: dict[int, int], unregister: Callable[[int], None
 
 def _refused(what: str, total: int) -> FitError:
     return FitError(
-        f"The system refused {_gib(total)} of host memory for the {what}; close other programs, "
+        f"The system refused {_gib(total)} of RAM for the {what}; close other programs, "
         "raise the memory limit of this session or choose a smaller model."
     )
 

@@ -161,7 +161,7 @@ def measure(
             overhead, passes = eager_rates(seconds, product, packed)
         else:
             packed = _packed_attention(meter, moved)
-        say("host memory and AdamW")
+        say("RAM and AdamW")
         most = default_threads()
         fewer = {n for n in (1, 2, 4, 8, 16, 32) if not for_plans and n < most}
         threads = sorted(fewer | {most})

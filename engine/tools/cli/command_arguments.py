@@ -78,7 +78,7 @@ def check_arguments(check: argparse.ArgumentParser) -> None:
         metavar="G",
         help="the network brings so many Gbit/s to each node (measured, or else 100, by default)",
     )
-    check.add_argument("--ram-gib", type=float, help="host RAM of the machine")
+    check.add_argument("--ram-gib", type=float, help="RAM of the machine")
     check.add_argument("--gpu-gib", type=float, help="GPU memory of the machine")
     check.add_argument("--disk-gib", type=float, help="free disk of the machine")
     runs_dir_argument(check)

@@ -67,8 +67,8 @@ class EarlyStopping:
             more = "give more rows" if is_alone else "raise data.eval_fraction"
             session.log(
                 "warning",
-                f"No row is held out, so nothing is evaluated; {more}, or set output.eval_every "
-                "and output.exact_match_samples to 0.",
+                f"There are no validation rows, so nothing is evaluated; {more}, or set "
+                "output.eval_every and output.exact_match_samples to 0.",
             )
         elif output.best_by == "exact_match" and not prepared.data.eval_prompts(1):
             session.log(

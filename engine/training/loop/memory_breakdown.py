@@ -65,7 +65,7 @@ class MemoryBreakdown:
     def ran_low(self, rss: int, available: int) -> str:
         """Returns the beginning of a sentence about low memory, for `MemoryWatch`."""
         return (
-            f"Host memory ran low, with {in_gib(available)} left of {in_gib(host_limit())}: "
+            f"RAM ran low, with {in_gib(available)} left of {in_gib(host_limit())}: "
             f"{self._of_the_host(rss, available)}"
         )
 

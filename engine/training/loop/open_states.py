@@ -113,7 +113,7 @@ def report_placement(session: Session, engine: StreamingEngine, states: HostStat
         rate = engine.backend.unregistered_rate() / 1e9
         session.log(
             "warning",
-            f"The system refused to lock {in_gib(refused)} of host memory for transfers, as WSL2 "
+            f"The system refused to lock {in_gib(refused)} of RAM for transfers, as WSL2 "
             f"does beyond a limit, so its copies pass through the driver at {rate:.1f} GB/s. "
             "Results are the same; steps take longer where copies cannot hide under computing. A "
             "higher limit of locked memory (ulimit -l) helps, if the system has one.",

@@ -167,9 +167,7 @@ def test_an_empty_text_that_may_be_left_out_is_none():
 def test_sentences_of_the_engine_call_settings_and_their_groups_as_the_form_does():
     assert as_labeled(
         "In data.columns, only prompt is named; set data.columns.completion too, or data.format."
-    ) == (
-        "In Columns of the data, only prompt is named; set Column of the completion too, or Format."
-    )
+    ) == ("In Columns of the data, only prompt is named; set Column of the answer too, or Format.")
     assert as_labeled("See odd.jsonl and a.b.c.") == "See odd.jsonl and a.b.c."
 
 

@@ -142,7 +142,7 @@ def test_costs_in_sentences():
     shown = cost_in_a_sentence(POOL, PartName.GPU, costs)
     assert shown == "A step: the optimizer takes 0.034 s; these units are not moved."
     assert cost_in_a_sentence(POOL, PartName.HOST, costs) == (
-        "A step, beside computing: copies over the bus 1.3 s and the optimizer on the host 0.63 s; "
+        "A step, beside computing: copies over the bus 1.3 s and the optimizer on the CPU 0.63 s; "
         "the GPU waits 0.24 s for that (13 %)."
     )
     assert cost_in_a_sentence(POOL, PartName.DISK, costs) == ""
@@ -165,6 +165,6 @@ def test_what_the_disk_costs_is_told_of_the_disk_alone():
         "A step, beside computing: reads and writes 72 s; the GPU waits 36 s for that (59 %)."
     )
     assert cost_in_a_sentence(pool, PartName.HOST, costs) == (
-        "A step, beside computing: the optimizer on the host 3 s; the GPU waits 1.2 s for that "
+        "A step, beside computing: the optimizer on the CPU 3 s; the GPU waits 1.2 s for that "
         "(2 %)."
     )

@@ -96,12 +96,10 @@ def test_memory_and_speed_of_a_finished_run_are_remarks():
     found = verdict(grown, "finished", SavedSteps(100, 100), CONFIG)
     assert found.main.text.startswith("Finished 100 steps") and found.main.tone == "good"
     assert rules(found) == ["doing well", "memory", "speed"]
-    assert found.also[0].text == (
-        "Host memory grew by 30.0 GiB after step 31, to 70.0 GiB of 400 GiB."
-    )
+    assert found.also[0].text == ("RAM grew by 30.0 GiB after step 31, to 70.0 GiB of 400 GiB.")
     assert not alarms(grown) and "growing: 30.0 GiB" in summaries(grown)["memory"]
     assert "fresh memory" not in str(found)
-    assert found.also[1].text.startswith("The host optimizer holds the GPU up for 30 %")
+    assert found.also[1].text.startswith("The CPU optimizer holds the GPU up for 30 %")
     assert found.offer.changes["train.batch_size"] == 32
 
 
@@ -230,7 +228,7 @@ def test_calm_findings_of_memory_and_speed_stand_under_what_the_run_learns():
     snapshot = fold(*steps(60), *growing(limit=400), total=65)
     found = verdict(snapshot, "running", config=CONFIG)
     assert rules(found) == ["doing well", "speed", "memory"] and not alarms(snapshot)
-    assert found.also[1].text == "Host memory grows and lasts to the end: 70.0 GiB of 400 GiB now."
+    assert found.also[1].text == "RAM grows and lasts to the end: 70.0 GiB of 400 GiB now."
     assert sentence(snapshot, "running") == found.main.text
 
 

@@ -125,4 +125,4 @@ def test_a_resume_begins_with_new_samples():
 def test_a_run_that_is_over_is_in_no_danger():
     over = fold(*steps(60), *growing(), RunEnded("finished"), total=1000)
     assert not in_danger(over)
-    assert of_grown_memory(over)[0].text.startswith("Host memory grew by 30.0 GiB after step 31")
+    assert of_grown_memory(over)[0].text.startswith("RAM grew by 30.0 GiB after step 31")

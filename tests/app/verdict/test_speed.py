@@ -79,7 +79,7 @@ def test_an_alarm_lasts_ten_steps_longer():
     [
         (
             "cuda",
-            "The host optimizer holds the GPU up for 18 % of the time; further waits: weights "
+            "The CPU optimizer holds the GPU up for 18 % of the time; further waits: weights "
             "coming in 4 %.",
             "More tokens a step would hide it",
             "warn",

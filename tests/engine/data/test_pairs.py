@@ -167,7 +167,7 @@ def test_texts_in_a_mix_with_marked_answers_are_refused(tmp_path):
     answers = write_rows(tmp_path / "answers.jsonl", rows)
     texts = write_rows(tmp_path / "texts.jsonl", [{"text": "one two three", "label": 1}] * 2)
     mix = tuple(DataSource(str(path), 1.0) for path in (texts, answers))
-    with pytest.raises(DataError, match="texts.jsonl has no questions with answers"):
+    with pytest.raises(DataError, match="texts.jsonl has no prompts with answers"):
         prepare_data(
             read_as(DataConfig(source=mix, eval_fraction=0.0), "labels"), make_tokenizer(), 1
         )

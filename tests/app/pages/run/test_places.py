@@ -32,12 +32,12 @@ def test_rows_say_what_lives_where_and_what_updates_it():
     )
     assert found["rows"] == [
         ["embed and blocks 0 to 1", "GPU", "GPU"],
-        ["blocks 2 to 5", "RAM", "host; 1 of them: GPU"],
-        ["blocks 6 to 7", "RAM", "host"],
+        ["blocks 2 to 5", "RAM", "CPU; 1 of them: GPU"],
+        ["blocks 6 to 7", "RAM", "CPU"],
         ["head", "RAM", "GPU"],
     ]
     on_gpu = places(seen(PlanChoices().changed(gradients_on_gpu=True).to_dict()))
-    assert on_gpu["rows"] == [["the whole model", "RAM, gradients: GPU", "host"]]
+    assert on_gpu["rows"] == [["the whole model", "RAM, gradients: GPU", "CPU"]]
 
 
 def test_on_a_cpu_everything_is_in_ram():
@@ -48,7 +48,7 @@ def test_on_a_cpu_everything_is_in_ram():
 
 def test_a_record_of_an_earlier_version_had_no_unit_on_the_gpu():
     found = places(seen({"rounds": 1, "slots": 2}))
-    assert found["rows"] == [["the whole model", "RAM", "host"]]
+    assert found["rows"] == [["the whole model", "RAM", "CPU"]]
 
 
 @pytest.mark.parametrize("damage", [-3, "many", None, 1e9, [1], 10**30, True])

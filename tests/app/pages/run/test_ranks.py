@@ -56,7 +56,7 @@ def test_each_gpu_has_a_row():
     table = rank_table(snapshot)
     assert table["heads"] == [
         "Rank",
-        "Host memory of its own",
+        "RAM of its own",
         "GPU memory, peak",
         "Whole card",
         "Power",
@@ -79,11 +79,11 @@ def test_tiles_and_the_line_of_memory_tell_of_all_gpus_and_of_one():
 def test_processes_on_a_cpu_have_no_gpu():
     snapshot = snapshot_of(2, "cpu")
     table = rank_table(snapshot)
-    assert table["heads"] == ["Rank", "Host memory of its own"]
+    assert table["heads"] == ["Rank", "RAM of its own"]
     assert [len(row) for row in table["rows"]] == [2, 2]
     assert ranks_text(snapshot) == "2 processes"
     assert "a GPU" not in tile(snapshot, "TFLOPS")["note"]
-    assert tile(snapshot, "Host memory")["note"] == "2 processes"
+    assert tile(snapshot, "RAM")["note"] == "2 processes"
 
 
 def test_one_rank_is_told_as_ever():

@@ -72,7 +72,7 @@ def test_curves_carry_the_recorded_numbers(finished):
     assert loss[2]["x"] == [40, 80, 120]
     memory = {trace["name"]: trace for trace in FIGURES["memory"](finished, "step")["data"]}
     assert memory["allocated"]["y"][-1] == 40 and memory["GPU limit"]["y"] == [139, 139]
-    assert memory["host limit"]["y"] == [128, 128] and memory["peak"]["y"][-1] == 43
+    assert memory["RAM limit"]["y"] == [128, 128] and memory["peak"]["y"][-1] == 43
     assert "allocated" not in str(FIGURES["memory"](fold(run_events(5, gpu=False)), "step"))
 
 
@@ -305,7 +305,7 @@ def test_the_bar_of_a_running_run():
     assert bar["actions"] == ["pause", "save", "change", "stop", "discard"]
     assert bar["title"] == "25 % Synthetic · Ramstream"
     assert bar["sentence"] == (
-        "The host optimizer holds the GPU up for 8 % of the time; further waits: weights coming in "
+        "The CPU optimizer holds the GPU up for 8 % of the time; further waits: weights coming in "
         "4 %."
     )
 
@@ -355,7 +355,7 @@ def test_preparing_tells_what_goes_on():
 
 def test_tiles_and_details(finished):
     shown = {tile["label"]: tile for tile in tiles(finished)}
-    assert shown["Host memory"]["value"] == in_bytes(100 * GIB + 120_000)
+    assert shown["RAM"]["value"] == in_bytes(100 * GIB + 120_000)
     assert shown["GPU memory"]["value"] == "43.0 GiB"
     assert "GPU memory" not in {tile["label"] for tile in tiles(fold(run_events(5, gpu=False)))}
     assert all(tile["value"] == "–" for tile in tiles(RunSnapshot()))

@@ -33,9 +33,9 @@ JOBS = {
     "load_model": ("Load model", 1),
     "allocate": ("Load model", 1),
     "dry_run": ("Test step", 2),
-    "evaluate": ("Baseline", 3),
-    "sample": ("Baseline", 3),
-    "prompts": ("Baseline", 3),
+    "evaluate": ("Before training", 3),
+    "sample": ("Before training", 3),
+    "prompts": ("Before training", 3),
 }
 
 
@@ -75,7 +75,7 @@ def test_without_a_job_the_next_step_is_known_and_what_was_found_is_told():
         ("Read data", "done", "1,200 rows · 34.6k tokens"),
         ("Load model", "done", "638k parameters"),
         ("Test step", "done", ""),
-        ("Baseline", "done", "validation loss 5.25"),
+        ("Before training", "done", "validation loss 5.25"),
     ]
     paused = stage(ready, "paused", NOTHING_SAVED)
     assert paused["text"].startswith("Paused before the first step")

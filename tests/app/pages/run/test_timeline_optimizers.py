@@ -200,7 +200,7 @@ def test_ops_are_named_in_words(step):
         "updated weights out",
         "optimizer states out",
     }
-    assert shown[Lane.HOST][-1] == "step: everything updated is on the host"
+    assert shown[Lane.HOST][-1] == "step: everything updated is in RAM"
     assert {*STATES_OPS, "device_update", "optimizer_step"} <= set(OP_LABELS)
 
 

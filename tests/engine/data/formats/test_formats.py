@@ -73,9 +73,9 @@ def test_alpaca_input_and_system_columns_are_used_and_shown(tmp_path, tokenizer)
     ]
     assert data.train.ids.tolist() == tokenizer.apply_chat_template(turns)["input_ids"]
     assert data.summary["columns"] == {
-        "instruction": "the user's turn",
-        "input": "added to the user's turn",
-        "output": "the assistant's turn",
+        "instruction": "the prompt",
+        "input": "added to the prompt",
+        "output": "the answer",
         "system": "the system turn",
     }
 

@@ -208,7 +208,7 @@ def test_the_texts_of_hh_rlhf_are_conversations_with_older_turns_as_context():
 
 
 def test_an_answer_without_its_question_is_refused():
-    with pytest.raises(DataError, match="has no question before its answer"):
+    with pytest.raises(DataError, match="has no prompt before its answer"):
         read({"chosen": "a", "rejected": "b"})
     with pytest.raises(DataError, match="is a conversation without the turns of the column prompt"):
         read({"prompt": "other", "chosen": [ASKED, ANSWER], "rejected": [ASKED, ANSWER]})

@@ -33,7 +33,7 @@ HOST = (
     "Gradient ring",
     "Moments in transit",
     "Matrix in an update",
-    "Block inputs on the host",
+    "Block inputs in RAM",
     "Block inputs in transit",
     "Tokenized data",
     "Loading peak",
@@ -113,7 +113,7 @@ def test_a_prediction_leaves_out_what_is_set_aside_and_what_is_only_there_while_
         "Gradient ring",
         "Moments in transit",
         "Matrix in an update",
-        "Block inputs on the host",
+        "Block inputs in RAM",
         "Block inputs in transit",
         "Loading peak",
     }
@@ -142,13 +142,13 @@ def test_shares_of_the_host_are_of_planes_block_inputs_data_and_the_rest():
     assert in_sum(found["planes"], names) == planes
     assert in_sum(found["data"], names) == {"Tokenized data"}
     assert in_sum(found["block inputs"], names) == {
-        "Block inputs on the host",
+        "Block inputs in RAM",
         "Block inputs in transit",
     }
     assert in_sum(found["checkpoint copies"], names) == {"Checkpoint copies"}
     assert in_sum(found["the rest of it"], names) == set(names) - planes - {
         "Tokenized data",
-        "Block inputs on the host",
+        "Block inputs in RAM",
         "Block inputs in transit",
         "Checkpoint copies",
         "Margin",
@@ -174,7 +174,7 @@ def test_shares_of_the_host_while_weights_are_read():
         "Gradient ring",
         "Moments in transit",
         "Matrix in an update",
-        "Block inputs on the host",
+        "Block inputs in RAM",
         "Block inputs in transit",
         "Loading peak",
     }

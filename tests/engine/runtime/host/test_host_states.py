@@ -321,7 +321,7 @@ def test_too_much_is_refused_in_one_sentence_before_anything_is_touched(monkeypa
     monkeypatch.setattr(ram_planes, "sample_host_memory", lambda: (0, 1 << 62))
     states = HostStates([layout("small"), layout("a", 1 << 28, 1 << 20)], "bfloat16")
     with pytest.raises(
-        FitError, match=r"refused 1048576\.0 GiB \(\S+ bytes\) of host memory for the weights"
+        FitError, match=r"refused 1048576\.0 GiB \(\S+ bytes\) of RAM for the weights"
     ):
         states.allocate_weights()
     assert states.ram.nbytes == 0

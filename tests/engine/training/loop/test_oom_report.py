@@ -143,7 +143,7 @@ def test_memory_that_runs_low_while_weights_are_read_ends_the_run_by_item(
 
     at_event(monkeypatch, lambda e: isinstance(e, JobProgressed) and e.job == "allocate", low)
     sentence = failed(capsys, runs, preset, code=1)
-    assert "Host memory ran low, with 1 MiB left of " in sentence
+    assert "RAM ran low, with 1 MiB left of " in sentence
     assert "the rest of this process took 20.0 GiB, " in sentence
     assert sentence.endswith(
         "; nothing was trained yet, so free some memory or choose a smaller model or batch, and "

@@ -262,7 +262,7 @@ BAD_ROWS = {
     ),
     "no question": (
         [{"chosen": "one", "rejected": "two"}] * 4,
-        "has no question before its answer",
+        "has no prompt before its answer",
     ),
     "conversations that begin differently": (
         [
@@ -295,12 +295,12 @@ BAD_MARKS = {
         [ANSWER | {"label": True}, ANSWER | {"label": None}],
         "write true for a good answer",
     ),
-    "texts": ([{"text": "one two", "label": True}] * 4, "no questions with answers"),
+    "texts": ([{"text": "one two", "label": True}] * 4, "no prompts with answers"),
     "segments": (
         [{"segments": [{"text": "one", "label": True}], "label": True}] * 4,
-        "no questions with answers",
+        "no prompts with answers",
     ),
-    "tokens": ([{"input_ids": [1, 2, 3], "label": True}] * 4, "no questions with answers"),
+    "tokens": ([{"input_ids": [1, 2, 3], "label": True}] * 4, "no prompts with answers"),
 }
 
 

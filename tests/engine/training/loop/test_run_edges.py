@@ -122,7 +122,7 @@ def test_what_cannot_be_evaluated_is_said(tmp_path):
         make_config(tmp_path, **{"train.steps": 1, "data.eval_fraction": 0.0}), tmp_path / "runs"
     )
     execute(run)
-    assert any("No row is held out" in line.text for line in events_of(run, LogLine))
+    assert any("no validation rows" in line.text for line in events_of(run, LogLine))
 
 
 def test_resume_counts_the_disk_that_its_own_checkpoints_take(tmp_path, monkeypatch):
