@@ -123,6 +123,8 @@ def in_digits(value: float | None) -> str:
         mantissa, _, power = f"{value:.2e}".partition("e")
         raised = "".join(SUPERSCRIPTS[digit] for digit in str(int(power)))
         return f"{mantissa.rstrip('0').rstrip('.')}×10{raised}"
+    if abs(value) >= 1e4:  # format g would write 1.235e+04
+        return f"{value:.0f}"
     return f"{value:.3g}" if abs(value) < 1e-3 else f"{value:.4g}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -35,6 +36,8 @@ LEARNING = ("loss", "accuracy", "optimizer")
 MACHINE = ("throughput", "memory", "step_time", "power", "norms")
 AXIS = "([name, axis]) => document.querySelector(`[data-figure=${name}]`)._fullLayout?.[axis]"
 RANGE = f"(wanted) => ({AXIS})(wanted).range.map(Number)"
+TICKS = """async ([low, high, length]) =>
+  (await import('/ramstream/shared/charts/log_ticks.js')).logTicks(low, high, length).ticktext"""
 DRAWN = "name => document.querySelector(`[data-figure=${name}]`)?.data?.[0]?.x.length ?? 0"
 
 # Notes when each turn began and ended, by one clock for all pages.
@@ -196,6 +199,19 @@ def test_loss_and_norm_have_a_log_scale_that_the_keyboard_switches(live, server)
     # Of the log axis itself: losses lie between 0.05 and 5.
     low, high = page.evaluate(RANGE, ["loss", "yaxis"])
     assert -2 < low < high < 1
+    expect(chart(page, "loss").locator(".ytick")).to_have_text(["0.1", "0.2", "0.5", "1", "2"])
+    assert page.evaluate(TICKS, [0.41, 0.97, 90]) == ["0.4", "0.6", "0.8", "1.0"]
+    assert page.evaluate(TICKS, [2e-7, 9.0, 90]) == ["1×10⁻⁶", "0.0001", "0.01", "1"]
+    # A stretch of heights has ticks of its own.
+    page.evaluate(
+        "Plotly.relayout(document.querySelector('[data-figure=loss]'), "
+        "{'yaxis.range[0]': Math.log10(0.21), 'yaxis.range[1]': Math.log10(0.39)})"
+    )
+    expect(chart(page, "loss").locator(".ytick").first).to_have_text("0.25")
+    # Labels have the format of all other numbers.
+    page.evaluate("Plotly.Fx.hover(document.querySelector('[data-figure=optimizer]'), {xval: 99})")
+    label = chart(page, "optimizer").locator(".hoverlayer")
+    expect(label).to_have_text(re.compile(r"learning rate : [\d.]+×10⁻⁵"))
     toggle.focus()
     page.keyboard.press("Enter")
     page.wait_for_function(f"({AXIS})(['loss', 'yaxis']).type === 'linear'")

@@ -103,7 +103,7 @@ def optimizer_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     rate = downsample(x, np.asarray(steps.learning_rate, dtype=float))
     norm = downsample(x, np.asarray(steps.grad_norm, dtype=float))
     data = [
-        curve("learning rate", *rate, Line(GREEN)) | {"hovertemplate": "%{y}"},
+        curve("learning rate", *rate, Line(GREEN)),
         curve("gradient norm", *norm, Line(VIOLET, row=2, width=1.5)),
     ]
     rows = two_rows("learning rate", "gradient norm")

@@ -14,6 +14,7 @@ from app.pages.run.memory_line import MARGIN
 from app.pages.run.step_time import PARTS
 from app.shared.charts.axes import (
     LIMIT_SHARE,
+    THOUSANDS,
     Axis,
     Line,
     curve,
@@ -58,7 +59,8 @@ def throughput_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     rates = np.asarray(steps.tokens_per_second, dtype=float)
     tflops = np.asarray(steps.tflops, dtype=float)
     data = [
-        curve("tokens/s", *downsample(x, rates), Line(BLUE, width=1.5)),
+        curve("tokens/s", *downsample(x, rates), Line(BLUE, width=1.5))
+        | {"hovertemplate": THOUSANDS},
         curve("TFLOPS", *downsample(x, tflops), Line(AMBER, row=2, width=1.5)),
     ]
     ceiling = snapshot.ceiling_tflops

@@ -2,7 +2,7 @@
 // linked by their x axis, and everything else that is known of the run.
 
 import { followLinks } from "../../shared/address.js";
-import { LinkedCharts, LOG_AXIS } from "../../shared/charts/plots.js";
+import { LinkedCharts } from "../../shared/charts/plots.js";
 import { el, field, setText } from "../../shared/dom.js";
 import { Answers } from "./answers.js";
 import { ExportView } from "./export_view.js";
@@ -218,7 +218,7 @@ export class RunPage {
         for (const name of axes) {
             // A zoom of the linear axis is meaningless on the logarithmic one.
             layout[name].uirevision += ` log ${this.isLog}`;
-            if (this.isLog) Object.assign(layout[name], { ...LOG_AXIS, rangemode: "normal" });
+            if (this.isLog) Object.assign(layout[name], { type: "log", rangemode: "normal" });
         }
     }
 

@@ -1,7 +1,7 @@
 // Compares several runs: their curves on shared axes, key figures, and the settings in which they
 // differ.
 
-import { LinkedCharts, LOG_AXIS } from "../../shared/charts/plots.js";
+import { LinkedCharts } from "../../shared/charts/plots.js";
 import { el, field, send } from "../../shared/dom.js";
 
 export const LEAST = 2;
@@ -141,7 +141,7 @@ export class Comparison {
         for (const name of axes) {
             // A zoom of the linear axis is meaningless on the logarithmic one.
             layout[name].uirevision = `log ${this.isLog}`;
-            if (this.isLog) Object.assign(layout[name], LOG_AXIS);
+            if (this.isLog) layout[name].type = "log";
         }
     }
 

@@ -16,7 +16,7 @@ import numpy as np
 from app.labels import GIB, STATE_TONES, state_label
 from app.pages.runs.key_figures import NOTHING_YET, is_same_data, key_figures, summaries
 from app.pages.runs.setting_differences import differing_settings
-from app.shared.charts.axes import places_of_steps, x_ticks
+from app.shared.charts.axes import THOUSANDS, places_of_steps, x_ticks
 from app.shared.charts.curve_points import downsample, smooth, smoothing_window
 from app.shared.charts.drawing import (
     AMBER,
@@ -135,8 +135,7 @@ def rate_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> F
     for run, name, color in zip(runs, names, COLORS):
         steps = run.snapshot.steps
         rates = np.asarray(steps.learning_rate, dtype=float)
-        curve = _curve(name, _x(run, steps, axis), rates, color)
-        data.append(curve | {"hovertemplate": "%{y}"})
+        data.append(_curve(name, _x(run, steps, axis), rates, color))
     return _figure(data, axis, {"yaxis": _y("learning rate")})
 
 
@@ -146,7 +145,7 @@ def throughput_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis
     for run, name, color in zip(runs, names, COLORS):
         steps = run.snapshot.steps
         x, rates = _x(run, steps, axis), _smoothed(steps.tokens_per_second)
-        data.append(_curve(name, x, rates, color))
+        data.append(_curve(name, x, rates, color) | {"hovertemplate": THOUSANDS})
     y = _y("tokens/s") | {"rangemode": "tozero", "tickformat": "~s"}
     return _figure(data, axis, {"yaxis": y})
 
@@ -210,7 +209,7 @@ def _trace(name: str, x: np.ndarray, y: np.ndarray, color: str, dash: str) -> di
         "x": rounded(x, 12),
         "y": rounded(y, 5),
         "line": {"color": color, "width": 2, "dash": dash},
-        "hovertemplate": "%{y:.5~g}",
+        "hovertemplate": "%{text}",  # the page writes it
     }
 
 

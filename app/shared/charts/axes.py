@@ -20,6 +20,8 @@ from engine.runs.record.snapshot import RunSnapshot
 Axis = Literal["step", "time", "tokens"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 TITLES = {"step": "step", "time": "time since the start", "tokens": "tokens so far"}
+THOUSANDS = "%{y:,.4~r}"
+"""Hover label of curves of large numbers, as in 16,430."""
 MINUTE = 60_000
 DAY = 86_400_000
 """A day in milliseconds, the unit of the time axis."""
@@ -86,7 +88,7 @@ def curve(name: str, x: np.ndarray, y: np.ndarray, line: Line) -> dict[str, Any]
         "y": rounded(y, 5),
         "line": {"color": line.color, "width": line.width, "dash": line.dash},
         "opacity": line.opacity,
-        "hovertemplate": "%{y:.5~g}",
+        "hovertemplate": "%{text}",  # the page writes it
     }
     if line.markers:
         trace["marker"] = {"size": 6, "color": line.color}

@@ -41,7 +41,7 @@ function isClose(was, is, height) {
 }
 
 // The minimum and the maximum of a curve, which may have gaps.
-function ends(values) {
+export function ends(values) {
     let low = Infinity;
     let high = -Infinity;
     for (const value of values) {

@@ -2,9 +2,11 @@
 // of them applies to all.
 
 import { isShown } from "../dom.js";
+import { inDigits } from "../numbers.js";
 import { drawLater } from "./drawing.js";
 import { plotlyFor } from "./load_plotly.js";
-import { patience } from "./patience.js";
+import { logTicks } from "./log_ticks.js";
+import { ends, patience } from "./patience.js";
 
 export const CONFIG = {
     responsive: false,
@@ -13,12 +15,9 @@ export const CONFIG = {
     displayModeBar: false,
     doubleClick: false,
 };
+const TEXTS = "%{text}"; // the hover label of curves whose texts are written here
 const NARROW = 480; // px of a chart below which its legend is smaller
 const BESIDE = 200; // px outside the visible area in which charts are already drawn
-
-// A logarithmic axis. Without a format, Plotly shortens 0.2 and 20 alike to the digit 2; with more
-// ticks, it writes all digits of a decade, one over the other.
-export const LOG_AXIS = { type: "log", tickformat: "~g", nticks: 3 };
 
 // Returns the layout of a figure from the server, in the colors of the page and the size of its
 // place.
@@ -168,7 +167,7 @@ export class LinkedCharts {
         plot.dirty = false;
         clearTimeout(plot.timer);
         plot.timer = null;
-        await Plotly.react(node, figure.data, this.layout(figure, node), CONFIG);
+        await Plotly.react(node, figure.data.map(withTexts), this.layout(figure, node), CONFIG);
         if (!plot.drawn) this.link(plot);
         plot.drawn = figure;
         markDrawn(plot.name);
@@ -185,14 +184,33 @@ export class LinkedCharts {
         drawn.xaxis.autorange = !this.range;
         drawn.xaxis.uirevision = `zoom ${this.zooms}`;
         this.adapt(drawn, figure);
+        for (const name of logAxes(drawn)) {
+            const [low, high] = this.endsOf(name, figure, node);
+            const [from, to] = drawn[name].domain ?? [0, 1];
+            const { t: top = 0, b: bottom = 0 } = drawn.margin ?? {};
+            const length = (to - from) * (drawn.height - top - bottom);
+            if (low > 0) Object.assign(drawn[name], logTicks(low, high, length));
+        }
         return drawn;
+    }
+
+    // The ends of a logarithmic axis: of its own zoom, or of the values of its curves.
+    endsOf(name, { data }, node) {
+        const shown = node._fullLayout?.[name];
+        if (this.hasOwnZoom && shown?.type === "log" && !shown.autorange)
+            return shown.range.map((power) => 10 ** power);
+        const axis = name.replace("axis", "");
+        const values = data
+            .filter(({ yaxis = "y" }) => yaxis === axis)
+            .flatMap(({ y }) => y.filter((value) => value > 0));
+        return ends(values);
     }
 
     // Links Plotly's own events, which a node has only after it was first drawn.
     link(plot) {
         const { node } = plot;
         const isMap = this.maps.includes(plot.name);
-        node.on("plotly_relayout", (change) => this.takeZoom(change));
+        node.on("plotly_relayout", (change) => this.takeZoom(plot, change));
         node.on("plotly_doubleclick", () => this.zoom(null));
         // Only a real pointer has an `Event`: the linked charts fire `plotly_hover` too.
         node.on("plotly_hover", ({ event, xvals, points }) => {
@@ -207,10 +225,11 @@ export class LinkedCharts {
     }
 
     // Applies a person's zoom in one chart.
-    takeZoom(change) {
+    takeZoom(plot, change) {
         if (Object.keys(change).some((key) => key.startsWith("yaxis"))) {
             this.hasOwnZoom = true;
             this.zoomed(true);
+            this.spoil(plot); // a logarithmic axis has other ticks
         }
         const from = change["xaxis.range[0]"];
         if (from !== undefined) this.zoom([from, change["xaxis.range[1]"]]);
@@ -243,6 +262,15 @@ export class LinkedCharts {
         if (x === undefined) window.Plotly.Fx.unhover(node);
         else window.Plotly.Fx.hover(node, { xval: x }, Object.keys(node._fullLayout._plots));
     }
+}
+
+const logAxes = (layout) =>
+    Object.keys(layout).filter((name) => name.startsWith("yaxis") && layout[name].type === "log");
+
+// A trace with the texts of its hover labels, in the format of all other numbers of the page.
+function withTexts(trace) {
+    if (trace.hovertemplate !== TEXTS) return trace;
+    return { ...trace, text: trace.y.map((value) => (value === null ? "" : inDigits(value))) };
 }
 
 // The ends of a drawn x axis as numbers, and its width in pixels.

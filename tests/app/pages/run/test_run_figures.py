@@ -397,11 +397,13 @@ def test_numbers_in_words():
         "3 %",
         "100 %",
     ]
-    assert [in_digits(v) for v in (None, float("nan"), 0.0, 1.2345678, 1.2e-5, 123456.0)] == [
+    values = (None, float("nan"), 0.0, 1.2345678, 1.2e-5, 12345.6, 123456.0)
+    assert [in_digits(value) for value in values] == [
         "–",
         "–",
         "0",
         "1.235",
         "1.2×10⁻⁵",
+        "12346",
         "1.23×10⁵",
     ]
