@@ -63,7 +63,7 @@ def browser(shared_context):
 
 @pytest.fixture(scope="package")
 def shared_server(tmp_path_factory):
-    server = Server(tmp_path_factory.mktemp("app"), free_port())
+    server = Server(tmp_path_factory.mktemp("app"), free_port(), is_plain=True)
     server.start()
     yield server
     server.end()

@@ -117,7 +117,9 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5)
     times = parser.parse_args().times
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
-        newest, older = (Server(Path(place) / name, free_port()) for name in ("newest", "older"))
+        newest, older = (
+            Server(Path(place) / name, free_port(), is_plain=True) for name in ("newest", "older")
+        )
         for server in (newest, older):
             server.folder.mkdir()
         folder = long_run(newest.runs)

@@ -143,12 +143,9 @@ def fill(page: Page, field: str, text: str) -> None:
         open_other_settings(page)
         if not where.is_visible():
             unfold_sections(page)
-    for _ in range(3):
-        where.fill("")
-        where.press_sequentially(text)
-        if where.input_value() == text:
-            break
-        page.wait_for_timeout(500)  # Gradio had not filled the box yet, and did so meanwhile
+    expect(page.locator("[inert]").filter(has=where)).to_have_count(0)  # its values have arrived
+    where.fill("")
+    where.press_sequentially(text)
     expect(where).to_have_value(text)
     where.press("Tab")
 
@@ -168,7 +165,6 @@ def open_other_settings(page: Page) -> None:
         return
     page.get_by_role("button", name="Advanced settings").click()
     expect(box(page, "data.eval_fraction")).to_have_value(re.compile("."))
-    page.wait_for_timeout(500)
 
 
 def start_short_run(page: Page, name: str, steps: int = 60) -> str:

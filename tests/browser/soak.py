@@ -38,7 +38,7 @@ def train_in_the_app(steps: int, folder: Path) -> Path:
     """
     from playwright.sync_api import sync_playwright
 
-    server = Server(folder, free_port())
+    server = Server(folder, free_port(), is_plain=True)
     server.start()
     try:
         config = TrainConfig.load(PRESETS / FIRST_PRESET, [f"train.steps={steps}"])

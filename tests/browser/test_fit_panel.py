@@ -87,7 +87,9 @@ class H200Server(Server):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    server = H200Server(tmp_path_factory.mktemp("app"), free_port(), {"PYTHONPATH": str(ROOT)})
+    server = H200Server(
+        tmp_path_factory.mktemp("app"), free_port(), {"PYTHONPATH": str(ROOT)}, is_plain=True
+    )
     server.runs.mkdir()
     config = TrainConfig.from_dict(
         {

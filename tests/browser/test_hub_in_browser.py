@@ -39,7 +39,7 @@ def hub(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, hub):
     folder = tmp_path_factory.mktemp("hub")
-    server = Server(folder, free_port(), hub.variables(folder / "cache"))
+    server = Server(folder, free_port(), hub.variables(folder / "cache"), is_plain=True)
     server.start()
     yield server
     server.end()

@@ -45,7 +45,9 @@ class SlowServer(Server):
 def server(tmp_path_factory):
     from tests.support.browser import ROOT
 
-    server = SlowServer(tmp_path_factory.mktemp("jobs"), free_port(), {"PYTHONPATH": str(ROOT)})
+    server = SlowServer(
+        tmp_path_factory.mktemp("jobs"), free_port(), {"PYTHONPATH": str(ROOT)}, is_plain=True
+    )
     server.start()
     yield server
     server.end()

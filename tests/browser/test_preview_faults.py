@@ -48,7 +48,7 @@ class FaultyServer(Server):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faulty")
-    server = FaultyServer(folder, free_port(), {"PYTHONPATH": str(ROOT)})
+    server = FaultyServer(folder, free_port(), {"PYTHONPATH": str(ROOT)}, is_plain=True)
     server.start()
     yield server
     server.end()

@@ -40,7 +40,7 @@ PICTURES = os.environ.get("RAMSTREAM_PICTURES")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verdicts")
     offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(folder / "cache")}
-    server = Server(folder, free_port(), offline)
+    server = Server(folder, free_port(), offline, is_plain=True)
     made = create_run(server.runs, settings(folder))
     recorder = RunRecorder(made.path, made.id)
     for record in read("ends", "rate-5"):

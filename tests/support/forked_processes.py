@@ -70,10 +70,17 @@ class ForkedProcess(subprocess.Popen):
             if not os.access(command[0], os.X_OK):
                 raise FileNotFoundError(2, os.strerror(2), command[0])
             env = dict(os.environ if env is None else env)
-            self.pid = server().fork(command, env, how["cwd"] or os.getcwd(), files)
+            folder = os.fspath(how["cwd"] or os.getcwd())
+            self.pid = server().fork([command, env, folder], files, self.modules)
             self._child_created = True
         finally:
             self._close_pipe_fds(*pipes)
+
+
+class ForkedApp(ForkedProcess):
+    """A process that serves the app."""
+
+    modules = ("app.main",)
 
 
 class Server:
@@ -111,11 +118,12 @@ class Server:
         theirs.close()
         return cls(ours, pid)
 
-    def fork(self, command: list[str], env: dict, folder: str, files: dict[int, int]) -> int:
-        """Returns the number of a new process, a child of this one. files: those that it gets, by
-        the numbers that they have there.
+    def fork(self, how: list, files: dict[int, int], modules: tuple[str, ...]) -> int:
+        """Returns the number of a new process, a child of this one. how: its command, variables
+        and folder. files: those that it gets, by the numbers that they have there. modules: what
+        the server imports before.
         """
-        request = json.dumps([command, env, os.fspath(folder), [*files]]).encode()
+        request = json.dumps([*how, [*files], modules]).encode()
         with _lock:
             _ask_system(_SUBREAPER, 1)
             try:
@@ -167,12 +175,16 @@ def _ask_system(number: int, value: Any) -> None:
 
 def serve_first(descriptor: int) -> None:
     """Imports, and then serves."""
-    for module in MODULES:
-        importlib.import_module(module)
+    _import(*MODULES)
     library.transformers()
     gc.collect()
     gc.freeze()
     serve(socket.socket(fileno=descriptor))
+
+
+def _import(*modules: str) -> None:
+    for module in modules:
+        importlib.import_module(module)
 
 
 def serve(line: socket.socket) -> None:
@@ -183,7 +195,9 @@ def serve(line: socket.socket) -> None:
             request, descriptors, _, _ = socket.recv_fds(line, LARGEST_REQUEST, 16)
             if not request:
                 return
-            line.send(str(_forked(json.loads(request), descriptors, line)).encode())
+            *how, modules = json.loads(request)
+            _import(*modules)
+            line.send(str(_forked(how, descriptors, line)).encode())
             for each in descriptors:
                 os.close(each)
 
@@ -257,8 +271,10 @@ def _do(arguments: list[str]) -> int:
 
 
 def _customize(path: str) -> None:
-    """Runs the file that a new Python would run first."""
-    for folder in filter(None, path.split(os.pathsep)):
+    """Looks for modules where a new Python would, and runs the file that it would run first."""
+    folders = [*filter(None, path.split(os.pathsep))]
+    sys.path[1:1] = folders
+    for folder in folders:
         custom = os.path.join(folder, "sitecustomize.py")
         if os.path.exists(custom):
             runpy.run_path(custom)

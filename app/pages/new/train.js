@@ -20,6 +20,7 @@ import { SettingsTools } from "./settings_tools.js";
 import { StartGate } from "./start_gate.js";
 import { isKnown, MODEL, Suggestions } from "./suggestions.js";
 import { Task } from "./task.js";
+import { waitUntilFilled } from "./unfilled.js";
 
 // Times in ms until a fit panel is requested, by the reason for the request.
 const TYPING_PAUSE = 80; // a letter was typed
@@ -33,6 +34,8 @@ const TIMES_BEHIND = 50; // this many attempts
 const TIMES_OLDER = 3; // at most this many repeated requests for a preview of an older form
 const TO_ENTER = "Press Enter to check";
 const AWAY = "The server does not answer; what you type is kept here and checked when it does.";
+const FORM = ".rs-train";
+const REST = ".rs-rest > :not(button)"; // what the folded section holds
 const BOX = '[data-testid="textbox"]';
 const SOURCES = `:is(#field-model-source, #field-data-source) ${BOX}`;
 
@@ -98,7 +101,7 @@ function takePreview(place, preview) {
 // while another one is under way. A box in use requests a new preview when it loses the focus.
 function askForPreview() {
     const { fit_panel: fit, preview: place } = places;
-    const isTyped = document.activeElement?.matches(`.rs-train ${BOX}`);
+    const isTyped = document.activeElement?.matches(`${FORM} ${BOX}`);
     if (!place?.read || place.props.value?.pending || isTyped) return;
     place.older = isOf(fit.form, place.read) ? 0 : (place.older ?? 0) + 1;
     if (place.older && place.older <= TIMES_OLDER) place.trigger("submit");
@@ -109,7 +112,10 @@ function askForPreview() {
 // `again`: another page was shown meanwhile, in which rates may have been measured.
 export function trainShown(again = false) {
     const { fit_panel: fit, preview } = places;
-    if (again && fit?.form) fit.ask(AT_ONCE);
+    if (again && fit?.form) {
+        waitUntilFilled(fit.element.closest(FORM), isFilled); // redrawn only now
+        fit.ask(AT_ONCE);
+    }
     if (!fit?.form || !preview || fit.wasExamined || !isShown(fit.element)) return;
     fit.wasExamined = true;
     preview.trigger("submit");
@@ -153,11 +159,13 @@ function mountVerdict(place) {
     });
     whenGiven(() => chosen(place));
     takeForms(place);
+    waitUntilFilled(place.element.closest(FORM), isFilled);
 }
 
 function mountTools(place) {
     if (place.tools) return;
     place.tools = new SettingsTools(place, fill);
+    waitUntilFilled(place.element.closest(REST), isFilled);
     // Gradio makes this place when the section is first opened, after the form was checked.
     if (places.fit_panel?.form) place.tools.took(places.fit_panel.form);
 }
@@ -298,7 +306,7 @@ function isNamed({ named }) {
 function listenToBoxes(place) {
     document.addEventListener("input", ({ target, inputType }) => {
         // Gradio itself handles checkboxes and lists.
-        if (!target.matches(`.rs-train ${BOX}`)) return;
+        if (!target.matches(`${FORM} ${BOX}`)) return;
         // The hub is not queried for each beginning of a name: unbundled sources are checked when
         // the box loses the focus or Enter is pressed.
         place.named = target.matches(SOURCES) && !isKnown(place.models, target) ? target : null;
@@ -427,11 +435,13 @@ function offer(place, { can_start, can_queue, queue_text, why_not, reasons }) {
 // Whether a box shows a value that differs from the form's. Boxes of a hidden tab do not count:
 // they are not redrawn, and nobody types into them.
 function isBehind(shown) {
-    return [...document.querySelectorAll(`.rs-train ${BOX}`)].some((box) => {
+    return [...document.querySelectorAll(`${FORM} ${BOX}`)].some((box) => {
         const name = settingOf(box);
         return isShown(box) && name in shown && (shown[name] ?? "") !== box.value;
     });
 }
+
+const isFilled = () => Boolean(places.fit_panel?.form) && !isBehind(places.fit_panel.form.shown);
 
 // ---------------------------------------------------------------- the fit panel
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 
 import pytest
@@ -34,13 +35,17 @@ def told(path):
 @pytest.mark.parametrize("is_watched", [True, False], ids=["with a page", "without a page"])
 @pytest.mark.parametrize("is_renamed", [True, False], ids=["renamed", "deleted"])
 def test_a_run_of_this_process_ends_and_the_bar_says_why(tmp_path, is_watched, is_renamed):
-    session = Session(tmp_path / "runs")
+    with contextlib.closing(Session(tmp_path / "runs")) as session:
+        _lose_a_run(session, tmp_path, is_watched, is_renamed)
+
+
+def _lose_a_run(session, tmp_path, is_watched, is_renamed):
     config = make_config(tmp_path, **{"train.steps": 100_000, "train.schedule": "constant"})
     run_id = session.start(config)
     path = session.runs_dir / run_id
     wait_for(lambda: b'"step_finished"' in (path / "events.jsonl").read_bytes(), SECONDS)
     if is_watched:
-        assert live(session, run_id)["bar"]["state"] == "running"
+        wait_for(lambda: live(session, run_id)["bar"]["state"] == "running")  # it may be saving
     if is_renamed:
         path.rename(tmp_path / "elsewhere")
     else:
@@ -61,7 +66,6 @@ def test_a_run_of_this_process_ends_and_the_bar_says_why(tmp_path, is_watched, i
         # It had saved nothing, so a new run takes its settings.
         wait_for(lambda: "Duplicate" in live(session, run_id)["diagnosis"]["advice"])
         wait_for(lambda: [run.state for run in session.runs()] == ["failed"])
-    session.close()
 
 
 def test_so_it_is_with_a_run_of_another_process(session):

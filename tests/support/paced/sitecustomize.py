@@ -14,14 +14,15 @@ LONG = 1_000
 """A run of so many steps does not end in a test."""
 FIRST = 20
 """Steps that are made without a rest."""
-REST_SECONDS = 0.15
+REST_SECONDS = 0.3
+STEP_LOOP = "engine.training.loop.step_loop"
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the module of the step loop, and changes it once it is executed."""
 
     def find_spec(self, name, path, target=None):
-        if name != "engine.training.loop.step_loop":
+        if name != STEP_LOOP:
             return None
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
@@ -48,4 +49,7 @@ def _let_rest(steps_class) -> None:
     steps_class.advance = with_rest
 
 
-sys.meta_path.insert(0, _Finder())
+if STEP_LOOP in sys.modules:  # in a process that was forked
+    _let_rest(sys.modules[STEP_LOOP].Steps)
+else:
+    sys.meta_path.insert(0, _Finder())
