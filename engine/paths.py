@@ -106,6 +106,13 @@ def resolve_source(source: str) -> Path | None:
     return None
 
 
+def is_path(source: str) -> bool:
+    """Returns whether a source can only mean a path of this machine, whether or not there is
+    anything: no id of the hub looks like that.
+    """
+    return source.startswith((".", "/", "~")) or "\\" in source or source.count("/") > 1
+
+
 def named_folder(text: str) -> Path:
     """Returns the folder that a person named, whether or not it exists.
 

@@ -136,7 +136,8 @@ class Checker:
             field = _component_id(error.field)
             return unchecked("A setting needs your attention", sentence, field)
         except RamstreamError as error:
-            return unchecked("Cannot be checked yet", as_labeled(str(error)))
+            field = _component_id(str(error).partition(":")[0])
+            return unchecked("Cannot be checked yet", as_labeled(str(error)), field)
         except Exception as error:  # noqa: BLE001  the page shows any fault of the program
             return unchecked("Cannot be checked", unforeseen(error))
         found = self._run_length(config)

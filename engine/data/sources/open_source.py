@@ -61,7 +61,7 @@ from engine.data.sources.tables import DELIMITERS, delimiter_of, table_rows, usu
 from engine.data.sources.text_files import lengths_of_passages, passages
 from engine.errors import DataError, first_line
 from engine.machine.short_memory import refuse_short_memory
-from engine.paths import registry_entry, resolve_source
+from engine.paths import is_path, registry_entry, resolve_source
 
 _OTHER_SUFFIXES = (".zip", ".xls", ".pdf", ".docx", ".tar", ".tgz", *COMPRESSIONS)
 """Endings of names that mean a file, but of a type that cannot be read."""
@@ -179,7 +179,7 @@ def _of_registry(entry: Registered, inner: Source) -> Source:
 
 
 def refuse_missing_file(source: str) -> None:
-    """Raises DataError when `source` can only mean a local file and that file does not exist."""
+    """Raises DataError when `source` can only mean a local file or folder, and there is none."""
     if registry_entry(source) is not None or resolve_source(source) is not None:
         return
     is_file_name = (
@@ -187,8 +187,9 @@ def refuse_missing_file(source: str) -> None:
         or is_data(Path(source))
         or Path(source).suffix.lower() in _OTHER_SUFFIXES
     )
-    if is_file_name or source.startswith((".", "/", "~")):
-        raise DataError(f"There is no file {source}; check data.source.")
+    if is_file_name or is_path(source):
+        what = "file" if is_file_name else "file or folder"
+        raise DataError(f"There is no {what} {source}; check data.source.")
 
 
 def notes_on(config: DataConfig) -> list[str]:

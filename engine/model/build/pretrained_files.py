@@ -14,7 +14,7 @@ from engine.model.build.config_file import is_of_a_field, refuse_broken, why_ref
 from engine.model.build.library import hub_is_cut_off, transformers
 from engine.model.hub.hub import is_fetched
 from engine.model.hub.hub_cache import cached_config
-from engine.model.hub.local_weights import refuse_no_model
+from engine.model.hub.local_weights import refuse_no_model, refuse_no_path
 from engine.model.hub.missing_files import refuse_missing_files
 from engine.model.hub.model_files import refuse_unlike_files
 from engine.paths import resolve_source
@@ -65,6 +65,7 @@ def load_tokenizer(source: str) -> Any:
     Raises ModelError, in one sentence, where there is none that can be read.
     """
     path = resolve_source(source)
+    refuse_no_path(source, path)
     refuse_unlike_files(_folder_of(source, path))
     try:
         return transformers().AutoTokenizer.from_pretrained(

@@ -20,7 +20,7 @@ from engine.data.sources.hub_connection import OFFLINE
 from engine.errors import FitError, ModelError
 from engine.helper_process import HelperProcess, ending
 from engine.model.hub.hub_cache import cached_config, cached_files, cached_weights, is_offline
-from engine.paths import resolve_source
+from engine.paths import is_path, resolve_source
 from engine.progress import Progress
 from engine.text import in_hours
 
@@ -40,6 +40,12 @@ _fetched: dict[str, dict[str, Path]] = {}
 """Files that were in the cache after each source was fetched."""
 
 
+def is_hub_id(source: str) -> bool:
+    """Returns whether a source is the id of a model of the hub, and nothing of this machine."""
+    is_id = HUB_ID.fullmatch(source) is not None and not is_path(source)
+    return is_id and resolve_source(source) is None
+
+
 def fetch(source: str, weights: bool, progress: Progress, check: Callable[[], None]) -> None:
     """Copies the missing files of a model from the hub into the hub's cache.
 
@@ -52,7 +58,7 @@ def fetch(source: str, weights: bool, progress: Progress, check: Callable[[], No
     bytes are kept. Raises ModelError for files that the hub does not provide and for a lost
     connection, and FitError if the disk has too little space.
     """
-    if resolve_source(source) is not None or not HUB_ID.fullmatch(source):
+    if not is_hub_id(source):
         return
     if is_offline():
         reason: str | None = OFFLINE

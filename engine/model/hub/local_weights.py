@@ -24,6 +24,7 @@ from engine.model.hub.safetensors_header import (
     safetensors_header_of,
 )
 from engine.model.lora.peft_folder import CONFIG as ADAPTER_CONFIG
+from engine.paths import is_path
 from engine.safe_files import FileFault
 from engine.text import counted
 
@@ -52,13 +53,20 @@ def about_gguf(what: str) -> str:
     )
 
 
+def refuse_no_path(source: str, path: Path | None) -> None:
+    """Raises ModelError where `source` is a path, and there is nothing. path: what it names."""
+    if path is None and is_path(source):
+        raise ModelError(f"model.source: the folder {source} does not exist; check the path.")
+
+
 def refuse_no_model(source: str, path: Path | None) -> None:
     """Raises ModelError where `path`, which `source` names on this machine, is neither a folder
-    with a configuration nor a configuration file, and where `source` names a GGUF file, even one
-    that is not there.
+    with a configuration nor a configuration file, where `source` is a path that leads nowhere, and
+    where it names a GGUF file, even one that is not there.
     """
     if is_gguf(source) and (path is None or not path.is_dir()):
         raise ModelError(about_gguf(f"{source} is a file"))
+    refuse_no_path(source, path)
     if path is None:
         return
     if not path.is_dir():

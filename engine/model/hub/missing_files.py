@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from engine.data.sources.hub_connection import OFFLINE, why_cut_off, why_cut_off_lately
 from engine.errors import ModelError
-from engine.model.hub.hub import HUB_ID
+from engine.model.hub.hub import is_hub_id
 from engine.model.hub.hub_cache import cached_config, cached_weights, is_offline
-from engine.paths import resolve_source
 
 
 def lacks_files(source: str, weights: bool) -> bool:
     """Returns whether this is a model of the hub that is not on this machine, its `weights`
     included if they are needed.
     """
-    if resolve_source(source) is not None or not HUB_ID.fullmatch(source):
+    if not is_hub_id(source):
         return False
     return cached_config(source) is None or (weights and cached_weights(source) is None)
 

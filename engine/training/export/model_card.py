@@ -16,7 +16,7 @@ import yaml
 
 from engine.config.settings import TrainConfig
 from engine.model.lora.peft_folder import is_peft_folder
-from engine.paths import resolve_source
+from engine.paths import is_path, resolve_source
 from engine.runs.record.before_training import worse_than_before
 from engine.runs.record.event_tables import EvalTable
 from engine.runs.record.snapshot import RunSnapshot
@@ -341,7 +341,7 @@ def _sources(config: TrainConfig) -> list[str]:
 
 def _is_of_hub(source: str) -> bool:
     """Returns whether a source is an id of the hub, not a file or folder of this machine."""
-    return source.count("/") == 1 and source[0] not in "./~" and resolve_source(source) is None
+    return "/" in source and not is_path(source) and resolve_source(source) is None
 
 
 def _shown(source: str) -> str:

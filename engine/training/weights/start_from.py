@@ -48,6 +48,8 @@ def newest_weights(place: str | os.PathLike[str]) -> Path:
         found = next(filter(None, map(newest_checkpoint, places)), None)
     except CheckpointError as error:
         raise ModelError(f"model.start_from: {error}") from None
+    if not path.exists():
+        raise ModelError(f"model.start_from: the folder {path} does not exist; check the path.")
     if found is None:
         raise ModelError(
             f"model.start_from: there is no checkpoint in {path}; name the folder of a run that "

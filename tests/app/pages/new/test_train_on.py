@@ -171,5 +171,5 @@ def test_a_run_that_is_deleted_after_the_form_was_filled_is_told_when_the_new_ru
     shutil.rmtree(first.folder.path)
     ended = execute(start_run(config, session.runs_dir))
     assert (ended.state, ended.error_type) == ("failed", "ModelError")
-    assert f"there is no checkpoint in {first.folder.path}" in ended.reason
+    assert f"the folder {first.folder.path} does not exist" in ended.reason
     assert open_run(session.runs_dir, second.id).config.model.start_from is not None

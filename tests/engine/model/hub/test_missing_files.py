@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
 
+from engine.config.settings import TrainConfig
 from engine.data.sources import hub_connection
-from engine.errors import ModelError
+from engine.data.sources.open_source import open_source
+from engine.errors import DataError, ModelError
+from engine.model.build.pretrained_files import load_tokenizer
 from engine.model.hub import missing_files
 from engine.model.hub.missing_files import refuse_missing_files
+from engine.training.weights.usable_start import refuse_unusable
 from tests.support.folders import make_model
 from tests.support.stuck import never_stuck
 
@@ -49,9 +54,25 @@ def test_a_hub_that_answers_gives_what_is_missing(cache, monkeypatch):
         refuse_missing_files(NAME, weights=True)
 
 
-def test_folders_and_what_is_no_name_are_not_asked_for(cache, tmp_path):
+@pytest.mark.parametrize("source", ["./models/x", "../x", "models/of/mine", "~/x", "models\\x"])
+def test_a_path_that_leads_nowhere_is_told_and_not_asked_for(cache, source):
     refuse_missing_files("assets/starter-model", weights=True)
-    refuse_missing_files("not a name of the hub/at/all", weights=True)
+    refuse_missing_files(source, weights=True)
+    config = TrainConfig.from_dict(
+        {"model": {"source": source}, "data": {"source": source}, "train": {"steps": 1}}
+    )
+    sentence = re.escape(f"model.source: the folder {source} does not exist")
+    with pytest.raises(ModelError, match=sentence):
+        refuse_unusable(config)
+    with pytest.raises(ModelError, match=sentence):
+        load_tokenizer(source)
+    with pytest.raises(DataError, match=re.escape(f"no file or folder {source}; check data")):
+        open_source(config.data)
+    started = config.with_values(
+        {"model.source": "assets/starter-model", "model.start_from": source}
+    )
+    with pytest.raises(ModelError, match=r"model\.start_from: the folder .* does not exist"):
+        refuse_unusable(started)
 
 
 def test_a_page_does_not_wait_for_a_hub_that_says_nothing(cache, monkeypatch):

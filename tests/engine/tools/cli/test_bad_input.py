@@ -139,7 +139,6 @@ def no_tokenizer(folder: Path) -> None:
 
 
 MODELS = {
-    "not there": (shutil.rmtree, "model.source"),
     "a config without a type": (lambda f: set_config(f, model_type=None), "model.source"),
     "an unknown type": (lambda f: set_config(f, model_type="marvel"), "model.source"),
     "an encoder-decoder": (
@@ -237,11 +236,16 @@ DATA = {
 }
 
 
-def test_data_that_is_not_there_is_refused_before_a_run_is_made(capsys, tmp_path, preset):
-    source = tmp_path / "data.jsonl"
+def test_what_is_not_there_is_refused_before_a_run_is_made(capsys, tmp_path, preset):
+    source, model = tmp_path / "data.jsonl", tmp_path / "model"
+    rows = source.read_bytes()
     source.unlink()
     sentence = refused(capsys, tmp_path / "runs", "train", preset)
     assert sentence == f"There is no file {source}; check data.source."
+    source.write_bytes(rows)
+    shutil.rmtree(model)
+    sentence = refused(capsys, tmp_path / "runs", "train", preset)
+    assert sentence == f"model.source: the folder {model} does not exist; check the path."
     assert not (tmp_path / "runs").exists()
 
 
