@@ -35,6 +35,9 @@ Rule = Literal[
 Tone = Literal["good", "calm", "warn", "bad"]
 """Tones, each with a color in `base.css`. `warn` and `bad` are alarms."""
 
+Place = Literal["first", "beside", "reasons"]
+_PLACES: tuple[Place, ...] = ("first", "beside", "reasons")
+
 
 @dataclass(frozen=True)
 class Offer:
@@ -64,6 +67,15 @@ class Finding:
     def is_alarm(self) -> bool:
         return self.tone in ("warn", "bad")
 
+    @property
+    def place(self) -> Place:
+        """Where the button of its offer stands: first of all for what is wrong with the learning,
+        beside the others for what would learn better, and with the reasons for the speed.
+        """
+        if self.rule == "rate too low":
+            return "beside"
+        return "first" if self.is_alarm and self.rule != "speed" else "reasons"
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the finding in the form that pages receive, with settings named by their labels
         in the form.
@@ -91,19 +103,19 @@ class Verdict:
 
     @property
     def _offering(self) -> Finding | None:
-        found = (each for each in (self.main, *self.also) if each.offer is not None)
-        return next(found, None)
+        found = [each for each in (self.main, *self.also) if each.offer is not None]
+        return min(found, key=lambda each: _PLACES.index(each.place), default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the verdict in the form that pages receive. An offer `leads` where it is of what
-        is wrong with the learning, and `stops` where going on is a waste.
+        """Returns the verdict in the form that pages receive. The `place` of an offer is that of
+        its finding; it `stops` where going on is a waste.
         """
         offer, by = None, self._offering
         if by is not None and by.offer is not None:
             offer = {
                 "label": as_labeled(by.offer.label),
                 "changes": by.offer.changes,
-                "leads": by.is_alarm and by.rule != "speed",
+                "place": by.place,
                 "stops": self.main.tone == "bad",
             }
         also = [found.to_dict() for found in self.also]

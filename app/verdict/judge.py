@@ -156,7 +156,7 @@ def _early_stopping(snapshot: RunSnapshot, config: TrainConfig | None) -> list[F
     is_wrong = any(each.is_alarm for each in graver if each is not None)
     if not found and not seen.does_not:
         calm = [of_plateau(snapshot, went, losses), of_answers(snapshot, seen)]
-        if snapshot.is_over:
+        if snapshot.state == "finished":
             calm.append(of_low_rate(losses, seen, config))
         found = [each for each in calm if each is not None]
     return found if is_wrong else [*found, of_learning(seen)]

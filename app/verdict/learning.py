@@ -247,14 +247,18 @@ def of_low_rate(losses: Losses, found: Learning, config: TrainConfig | None) -> 
     error = math.sqrt(2) * median_error(noise(values[-NOISE_STEPS:]), FIRST_STEPS)
     if share < STEADY_SHARE or between - last < EARLY_ERRORS * error:
         return None
+    offer = _higher_rate(config)
+    rate = "a higher learning rate"
+    if offer is not None:
+        rate = f"a learning rate of {in_digits(offer.changes['train.learning_rate'])}"
     return Finding(
         "rate too low",
         "calm",
-        "The loss was still falling steadily at the end: the learning rate may be too low.",
-        "Try three times the rate, or more steps.",
+        f"The loss was still falling at the end: try {rate} or more steps.",
+        "",
         f"The second half of the run, by the sum of its rates, brought {in_share(share)} of the "
         f"fall; {in_share(STEADY_SHARE)} is a steady one.",
-        _higher_rate(config),
+        offer,
     )
 
 

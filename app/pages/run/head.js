@@ -79,9 +79,10 @@ export class Head {
     // -------------------------------------------------------------- buttons
 
     showActions({ phase, actions }, offer, bar) {
-        // Elsewhere it stands with the reasons.
-        this.leads = offer?.leads;
-        const names = this.leads ? ["offer", ...actions] : actions;
+        const names = {
+            first: ["offer", ...actions],
+            beside: [...actions, "offer"],
+        }[offer?.place] ?? [...actions];
         // The line over the run has the button of what is done most.
         const primary = bar.actions.includes("resume") || phase === "going" ? null : names[0];
         const inMenu = names.filter((name) => IN_MENU.includes(name));
@@ -165,8 +166,9 @@ export class Head {
         const findings = [main, ...also]
             .map((finding) => ({ ...finding, words: wordsOf(finding, title, text) }))
             .filter(({ words }) => words.length);
-        setText(this.why, also.length ? `Why, and ${also.length} more` : "Why");
-        const shown = offer && !this.leads ? [...findings, { offer: offer.label }] : findings;
+        const more = also.filter((each) => !text.includes(each.text)).length;
+        setText(this.why, more ? `Why, and ${more} more` : "Why");
+        const shown = offer?.place === "reasons" ? [...findings, { offer: offer.label }] : findings;
         this.why.hidden = phase === "preparing" || !shown.length;
         if (this.why.hidden) this.showWhy(false);
         this.replace("findings", shown, (finding) =>

@@ -125,7 +125,9 @@ def _told(snapshot: RunSnapshot, state: str, saved: SavedSteps, judged: Verdict)
         if judged.main.is_alarm:
             return [judged.main.advice]
         took = f"{counted(snapshot.step, 'step')} in {in_time(snapshot.seconds)}."
-        return [took] if len(snapshot.evals) else [UNEVALUATED]
+        found = (judged.main, *judged.also)
+        then = [each.text for each in found if each.place == "beside"]
+        return [took if len(snapshot.evals) else UNEVALUATED, *then]
     why = [how_it_ended(snapshot, state)] if state == "failed" else []
     then = how_it_can_go_on(state, saved)
     is_all_kept = state == "interrupted" and saved.full == snapshot.step

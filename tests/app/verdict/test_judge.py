@@ -265,7 +265,7 @@ def test_pages_receive_every_finding_with_its_evidence_and_the_first_offer():
         "offer": {
             "label": "Slots: auto",
             "changes": {"engine.slots": "auto"},
-            "leads": False,
+            "place": "reasons",
             "stops": False,
         },
         "also": [

@@ -378,4 +378,5 @@ def test_a_rate_that_was_too_low_is_told_at_the_end():
 
     found = low(lambda step: 5 - step / 200)
     assert found.tone == "calm" and found.offer.changes == {"train.learning_rate": 9e-4}
+    assert "try a learning rate of 0.0009" in found.text and found.place == "beside"
     assert low(falling) is None and low(lambda step: 5.0) is None

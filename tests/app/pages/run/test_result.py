@@ -23,6 +23,8 @@ from engine.runs.record.events import (
 )
 from engine.runs.record.snapshot import RunSnapshot
 from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
+from tests.app.verdict.made_runs import CONFIG, steps
+from tests.app.verdict.made_runs import fold as made_run
 from tests.support.folded import fold
 from tests.support.synthetic_run import records, run_events
 
@@ -141,6 +143,17 @@ def test_a_run_that_chose_by_exact_match_says_so_everywhere():
     assert "best by exact match: step 10" in loss_names
     points, star = accuracy_figure(snapshot, "step")["data"]
     assert (list(star["x"]), list(star["y"])) == ([10], [90]) and len(points["x"]) == 5
+
+
+def test_a_rate_that_was_too_low_is_told_with_the_one_to_try():
+    for state, is_told in (("finished", True), ("stopped", False)):
+        made = steps(200, loss=lambda step: 5 - step / 200)
+        snapshot = made_run(*made, RunEnded(state), total=200)
+        judged = verdict(snapshot, state, SavedSteps(200, 200), CONFIG)
+        shown = result(snapshot, state, SavedSteps(200, 200), judged)
+        sentence = "The loss was still falling at the end: try a learning rate of 0.0009 or more"
+        assert (sentence in shown["text"]) == is_told
+        assert ("place" in (judged.to_dict()["offer"] or {})) == is_told
 
 
 def test_without_evaluations_it_says_so():
