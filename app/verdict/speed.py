@@ -4,6 +4,7 @@ that take longer than predicted. All functions are pure.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ SHOWN_SHARE = 0.01
 """Share of the time from which a further cause is named."""
 SLOWER = 0.25
 """Share by which a slow step takes longer than predicted from measured rates."""
+OTHERS = 0.1
+"""Share of the CPU from which other programs may be why."""
 JUDGED_EVERY = 10
 """Number of steps after each of which the rule is judged; its alarm lasts as many steps longer."""
 
@@ -41,7 +44,8 @@ def of_speed(snapshot: RunSnapshot, config: TrainConfig | None = None) -> Findin
     """Returns what the time of the latest steps goes to, or None while there are too few. Without
     `config` (if the configuration does not load) no change is offered.
 
-    On the CPU, everything runs in turn, so that no wait is an alarm.
+    On the CPU, everything runs in turn, so that no wait is an alarm; steps that take longer than
+    predicted are one.
     """
     end = len(snapshot.steps) - len(snapshot.steps) % JUDGED_EVERY
     found = _judged(snapshot, config, end)
@@ -51,24 +55,32 @@ def of_speed(snapshot: RunSnapshot, config: TrainConfig | None = None) -> Findin
     return before if before is not None and before.is_alarm else found
 
 
+def slow_text(snapshot: RunSnapshot) -> str:
+    """Returns the sentence on steps that take longer than predicted; empty while none do."""
+    end = len(snapshot.steps) - len(snapshot.steps) % JUDGED_EVERY
+    _, kept, seconds = _latest(snapshot, end)
+    found = None if kept.sum() < FEWEST_STEPS else _slow(snapshot, seconds, "")
+    return "" if found is None else found.text
+
+
 def _judged(snapshot: RunSnapshot, config: TrainConfig | None, end: int) -> Finding | None:
     """Returns the finding of the steps before row `end`."""
-    steps = snapshot.steps
-    first = max(0, end - LATEST_STEPS)
-    kept = _clean(snapshot, first, end)
+    first, kept, seconds = _latest(snapshot, end)
     count = int(kept.sum())
     if count < FEWEST_STEPS:
         return None
-    found = shares(steps, first, kept)
+    found = shares(snapshot.steps, first, kept)
     if not found:
         return None
     waiting = {name: share for name, share in found.items() if name != "compute"}
     total = sum(waiting.values())
-    seconds = float(median(np.array(steps.seconds[first:])[kept]))
     evidence = f"Of {count} clean steps, the median takes {in_step_time(seconds)}"
     slow = _slow(snapshot, seconds, evidence)
+    # On the CPU everything runs in turn: what it waits for says nothing of why that takes long.
+    if slow is not None and (total < WAITING_SHARE or snapshot.device != "cuda"):
+        return slow
     if total < WAITING_SHARE:
-        return slow or _compute_bound(snapshot, total, config, f"{evidence}.")
+        return _compute_bound(snapshot, total, config, f"{evidence}.")
     cause = max(waiting, key=waiting.__getitem__)
     case = CAUSES[cause](_Case(snapshot, config, waiting[cause]))
     others = [
@@ -83,6 +95,16 @@ def _judged(snapshot: RunSnapshot, config: TrainConfig | None, end: int) -> Find
 
 def _alarm(snapshot: RunSnapshot) -> Tone:
     return "warn" if snapshot.device == "cuda" else "calm"
+
+
+def _latest(snapshot: RunSnapshot, end: int) -> tuple[int, np.ndarray, float]:
+    """Returns the first of the latest rows before row `end`, kept[steps] from that row on for those
+    that are clean, and their median seconds.
+    """
+    first = max(0, end - LATEST_STEPS)
+    kept = _clean(snapshot, first, end)
+    seconds = np.array(snapshot.steps.seconds[first:])[kept]
+    return first, kept, float(median(seconds)) if len(seconds) else 0.0
 
 
 def _clean(snapshot: RunSnapshot, first: int, end: int) -> np.ndarray:
@@ -106,12 +128,25 @@ def _slow(snapshot: RunSnapshot, seconds: float, evidence: str) -> Finding | Non
         return None
     return Finding(
         "speed",
-        _alarm(snapshot),
-        f"{seconds / predicted:.1f}× slower than predicted.",
-        "Is something else using this machine? If not, Measure, in Hardware, measures it again.",
+        "warn",
+        f"{seconds / predicted:.1f}× slower than predicted: {_why_slow(snapshot)}.",
+        "If nothing else used this machine, measure it again in Hardware.",
         f"{evidence}; {in_step_time(predicted)} were predicted, and {in_share(SLOWER)} longer is "
         "worth a look.",
     )
+
+
+def _why_slow(snapshot: RunSnapshot) -> str:
+    """Returns what is known of other programs, as a clause."""
+    memory, steps = snapshot.memory, snapshot.steps
+    first = bisect.bisect_left(memory.step, steps.step[-LATEST_STEPS:][0])
+    known = [share for share in memory.cpu_others[first:] if share >= 0]
+    if not known:
+        return "other programs may have used this machine"
+    others = float(np.mean(known))
+    if others < OTHERS:
+        return "no other program used much of the CPU"
+    return f"{in_share(others)} of the CPU went to other programs"
 
 
 def _compute_bound(

@@ -34,6 +34,7 @@ from app.shared.charts.axes import Axis
 from app.shared.charts.drawing import Figure
 from app.verdict.memory_kinds import growth_text, memory_kinds
 from app.verdict.memory_rules import in_danger
+from app.verdict.speed import slow_text
 from app.verdict.step_shares import recent_shares
 from engine.runs.record.snapshot import RECENT_STEPS, RunSnapshot
 
@@ -98,7 +99,9 @@ def _moment(step: int) -> str:
 
 def alarms(snapshot: RunSnapshot) -> set[str]:
     """Returns the names of the figures that show a problem."""
-    return {"memory"} if in_danger(snapshot) else set()
+    memory = {"memory"} if in_danger(snapshot) else set()
+    speed = {"tflops"} if slow_text(snapshot) else set()
+    return memory | speed
 
 
 def _loss_text(snapshot: RunSnapshot) -> str:
@@ -146,6 +149,8 @@ def _throughput_text(snapshot: RunSnapshot) -> str:
 
 
 def _tflops_text(snapshot: RunSnapshot) -> str:
+    if slow := slow_text(snapshot):
+        return slow.rstrip(".")
     steps = snapshot.steps
     rate = in_count(float(np.median(steps.tokens_per_second[-RECENT_STEPS:])))
     seconds = in_step_time(float(np.median(steps.seconds[-RECENT_STEPS:])))

@@ -179,7 +179,7 @@ class StepTable(EventTable[StepFinished]):
 
 @dataclass
 class MemoryTable(EventTable[MemorySampled]):
-    """Fields of `MemorySampled` that are drawn, in bytes and watts.
+    """Fields of `MemorySampled` that are drawn or judged, in bytes and watts.
 
     `energy` counts the watt hours that the card used while the run trained, including those for
     steps that were repeated after a resume.
@@ -196,6 +196,7 @@ class MemoryTable(EventTable[MemorySampled]):
     gpu_total: array[int] = field(default_factory=_integers)
     host_total: array[int] = field(default_factory=_integers)
     power: array[float] = field(default_factory=_floats)
+    cpu_others: array[float] = field(default_factory=_floats)
     energy: array[float] = field(default_factory=_floats)
 
     def append(self, time: float, event: MemorySampled, energy: float = 0.0) -> None:

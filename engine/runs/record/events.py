@@ -166,6 +166,9 @@ class MemorySampled(Event, frozen=True):
 
     Where several ranks compute, `host_rss` counts the memory of all their processes, with what they
     share once, and `power` is that of all cards; the other figures are those of rank 0.
+
+    `cpu_others` is the share of the cores' time that other programs used since the sample before;
+    it is negative where that is not known, as with several ranks and in older records.
     """
 
     step: Whole = 0
@@ -178,6 +181,7 @@ class MemorySampled(Event, frozen=True):
     gpu_total: Whole = 0
     host_total: Whole = 0
     power: Number = 0.0
+    cpu_others: Number = -1.0
     ranks: list[RankSample] = []
     """Figures of each rank; a record of one rank does not have them."""
 

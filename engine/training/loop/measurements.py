@@ -15,6 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from engine.data.batches.rows import MicroBatch, PairTargets
+from engine.machine.cpu_use import UNKNOWN, OtherPrograms
 from engine.machine.gpus import GpuSampler
 from engine.planning.schedule.ops import Lane
 from engine.planning.schedule.schedule import Span
@@ -92,6 +93,8 @@ class Measurements:
         gpus = gpus_here(prepared.backend.device.type, prepared.workers)
         self._gpus = [GpuSampler(gpu) for gpu in range(gpus)] if self._on_gpu else []
         self._host_total = host_limit()
+        # What other ranks use would count as that of other programs.
+        self._others = OtherPrograms() if prepared.workers is None else None
         if prepared.workers is not None:
             prepared.workers.sample(self._is_sampled)
 
@@ -303,6 +306,7 @@ class Measurements:
             gpu_total=device["total"],
             host_total=self._host_total,
             power=sum(powers),
+            cpu_others=UNKNOWN if self._others is None else round(self._others.share(), 3),
         )
         workers = self._prepared.workers
         if workers is not None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from app.verdict.speed import CAUSES, FEWEST_STEPS, of_speed
+from app.verdict.speed import CAUSES, FEWEST_STEPS, of_speed, slow_text
 from app.verdict.step_shares import PART_LABELS
 from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
@@ -15,6 +15,7 @@ from engine.runs.record.events import (
     CheckpointWritten,
     EvalFinished,
     FitReported,
+    MemorySampled,
     RunStarted,
     StateChanged,
     StepFinished,
@@ -150,12 +151,35 @@ def test_rows_that_come_late_and_launches_are_told_apart():
     ],
 )
 def test_steps_are_slow_against_a_prediction_from_measured_rates_alone(time, is_slow):
-    found = of_speed(fold(FitReported({"time": time}), *steps()), CONFIG)
-    assert found.is_alarm == is_slow
-    if is_slow:
-        assert found.text.startswith("1.4× slower than predicted")
-    on_cpu = of_speed(fold(FitReported({"time": time}), *steps(), device="cpu"), CONFIG)
-    assert not on_cpu.is_alarm
+    for device in ("cuda", "cpu"):
+        seen = fold(FitReported({"time": time}), *steps(optimizer=0.05), device=device)
+        found = of_speed(seen, CONFIG)
+        assert found.is_alarm == is_slow
+        assert slow_text(seen) == (found.text if is_slow else "")
+        if is_slow:
+            assert (
+                found.text
+                == "1.4× slower than predicted: other programs may have used this machine."
+            )
+
+
+@pytest.mark.parametrize(
+    "shares, known",
+    [
+        ([0.9, 0.4, 0.5], "45 % of the CPU went to other programs"),  # the first is of older steps
+        ([0.9, 0.02, 0.04], "no other program used much of the CPU"),
+        ([0.9, 0.3, -1.0], "30 % of the CPU went to other programs"),
+        ([0.9, -1.0, -1.0], "other programs may have used this machine"),
+    ],
+)
+def test_a_slow_run_says_what_is_known_of_other_programs(shares, known):
+    before, *latest = (
+        MemorySampled(step=step, cpu_others=share) for step, share in zip((10, 50, 90), shares)
+    )
+    fit, all_steps = FitReported({"time": {"step_seconds": 0.5}}), steps(90, optimizer=0.3)
+    seen = fold(fit, *all_steps[:10], before, *all_steps[10:], *latest, device="cpu")
+    # What its time goes to on the CPU is no reason for it.
+    assert of_speed(seen, CONFIG).text == f"2.0× slower than predicted: {known}."
 
 
 @pytest.mark.parametrize("cause", CAUSES)

@@ -252,9 +252,6 @@ def test_data_that_a_run_would_refuse_are_read_again_when_they_are_asked_for_aga
     assert found["given"]["data.source"] == str(rows) and "train.steps" not in found["given"]
 
 
-UNNAMED = '{"Frage": "a", "Wohin": "b"}\n' * 3
-
-
 @pytest.mark.parametrize(
     "rows, text, blocks",
     [
@@ -263,9 +260,7 @@ UNNAMED = '{"Frage": "a", "Wohin": "b"}\n' * 3
         ('{"prompt": "a", "completion": ""}\n' * 3, "None of the 3 rows", True),
         ('{"prompt": "a", "completion": ""}\n', "The row that was read has no token", True),
         ('{"prompt": "a", "completion": ""}\n' * 300, "None of the 200 rows", False),
-        pytest.param(
-            UNNAMED, "which the answer", True, id=f"{UNNAMED}-Which column is the question-True"
-        ),
+        ('{"Frage": "a", "Wohin": "b"}\n' * 3, "Which column is the prompt", True),
         ('{"prompt": "a", "completion": "b"}\n', None, None),
     ],
 )

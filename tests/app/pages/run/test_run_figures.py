@@ -22,6 +22,7 @@ from app.shared.charts.curve_points import MAX_POINTS, downsample, smooth
 from app.shared.run_bar import ACTIONS, ShownRun, run_bar, sentence
 from app.verdict.step_shares import recent_shares
 from engine.runs.record.events import (
+    FitReported,
     JobProgressed,
     MemorySampled,
     RunStarted,
@@ -258,6 +259,17 @@ def test_memory_is_called_flat_or_growing(finished):
     growing = fold([RunStarted(total_steps=1000), *samples])
     assert summaries(growing)["memory"] == "RAM 110 GiB, growing: 50.0 GiB more since step 51"
     assert alarms(growing) == {"memory"}
+
+
+def test_a_run_that_is_slower_than_predicted_says_so_over_its_speed():
+    steps = [StepFinished(step=step, seconds=1.4, tokens_per_second=1e4) for step in range(1, 41)]
+    others = MemorySampled(step=30, cpu_others=0.3)
+    fit = {"time": {"step_seconds": 1.0}}
+    slow = fold([RunStarted(total_steps=99), FitReported(fit), *steps[:30], others, *steps[30:]])
+    assert summaries(slow)["tflops"] == (
+        "1.4× slower than predicted: 30 % of the CPU went to other programs"
+    )
+    assert alarms(slow) == {"tflops"}
 
 
 def test_downsampling_keeps_ends_and_spikes():

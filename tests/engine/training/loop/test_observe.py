@@ -85,6 +85,7 @@ def test_the_record_has_norms_of_units_in_sampled_steps(tmp_path):
         assert 0 <= step.data_seconds <= step.exposed["other"] + 1e-6
     memory = next(event for event in events if isinstance(event, MemorySampled))
     assert memory.host_total >= memory.host_rss > 0 and memory.power == 0
+    assert -1 <= memory.cpu_others <= 1
 
 
 def fold(*timed):
