@@ -126,8 +126,8 @@ def _told(snapshot: RunSnapshot, state: str, saved: SavedSteps, judged: Verdict)
             return [judged.main.advice]
         took = f"{counted(snapshot.step, 'step')} in {in_time(snapshot.seconds)}."
         found = (judged.main, *judged.also)
-        then = [each.text for each in found if each.place == "beside"]
-        return [took if len(snapshot.evals) else UNEVALUATED, *then]
+        better = [each.text for each in found if each.place == "beside"]
+        return [took if len(snapshot.evals) else UNEVALUATED, *better]
     why = [how_it_ended(snapshot, state)] if state == "failed" else []
     then = how_it_can_go_on(state, saved)
     is_all_kept = state == "interrupted" and saved.full == snapshot.step
