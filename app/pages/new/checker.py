@@ -41,6 +41,7 @@ from app.pages.new.known_models import remark_on_example
 from app.pages.new.model_cards import model_cards, rounded_machine
 from app.pages.new.receipt import job_lines
 from app.pages.new.run_length import RunLength, Sample, run_length, run_length_text
+from app.pages.new.usual_pace import Pace, usual_pace
 from app.session.session import Session
 from engine.config.data_settings import DataConfig
 from engine.config.preference_settings import OBJECTIVE
@@ -48,7 +49,7 @@ from engine.config.setting_warnings import setting_warnings
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, DataError, RamstreamError, RunError
 from engine.machine.offload_folder import check_offload_folder
-from engine.machine.rates import rates_file
+from engine.machine.rates import CPU, measured_at, rates_file
 from engine.machine.read_machine import Machine, read_machine
 from engine.model.build.added_tokens import add_tokens
 from engine.model.build.find_shape import adapted_shape
@@ -131,7 +132,9 @@ class Checker:
         try:
             config = read_config(shown)
             asked = self._asked(config)
-            report = self._timed(*asked) if timed else self._estimate(*asked)
+            estimated = self._timed(*asked) if timed else self._estimate(*asked)
+            pace = self._pace(estimated, asked[1])
+            report = replace(estimated, time=pace.counted_in(estimated.time))
         except ConfigError as error:
             sentence = as_labeled(describe_error(error))
             field = _component_id(error.field)
@@ -151,7 +154,7 @@ class Checker:
         if on_example:
             fixes[on_example] = self._other_model(preset, given) if timed else None
         remarks = [*notes, *fixes]
-        seconds = _run_seconds(report, found)
+        seconds = _run_seconds(report, found, pace)
         text = run_length_text(config, found, seconds)
         # These are asked outside the cached estimate: a package may be installed meanwhile.
         tracked = destinations(config.output.trackers, self._session.runs_dir)
@@ -171,6 +174,7 @@ class Checker:
             run_length=text,
             length=found,
             run_seconds=seconds,
+            pace=pace.note,
             waiting=len(self._session.queue.listed()) if busy else 0,
             smaller=smaller,
             has_more=bool(on_example),
@@ -365,6 +369,11 @@ class Checker:
             check_offload_folder(config.engine.disk)
         return config, machine, _rates_written()
 
+    def _pace(self, report: FitReport, machine: Machine) -> Pace:
+        """Returns how runs on the device of `report` usually go."""
+        device = CPU if report.choices["device"] == "cpu" else machine.gpus[0].name
+        return usual_pace(self._session.runs(), device, measured_at(device) or 0.0)
+
     def _to_download(self, config: TrainConfig) -> int:
         """Returns the bytes of weights that a run would first download, or 0."""
         if not self._session.engine.downloads_weights(config):
@@ -428,12 +437,12 @@ def _refusal(check: Callable[[], None]) -> str:
     return ""
 
 
-def _run_seconds(report: FitReport, found: RunLength | None) -> float | None:
+def _run_seconds(report: FitReport, found: RunLength | None, pace: Pace) -> float | None:
     """Returns the seconds of a run, None where rates or the length of the run are not known."""
     of_run, of_step = report.time["run_seconds"], report.time["step_seconds"]
     if of_run or not of_step or found is None:
         return float(of_run) if of_run else None
-    return float(of_step * found.steps)
+    return float(of_step * found.steps * pace.times)
 
 
 def _smaller_than(config: TrainConfig, machine: Machine) -> tuple[CatalogEntry, ...]:

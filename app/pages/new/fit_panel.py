@@ -105,6 +105,8 @@ class Beside:
     """The length of the run, where it is known."""
     run_seconds: float | None = None
     """Seconds of the run; None where they are not known."""
+    pace: str = ""
+    """What is counted in there of earlier runs."""
     waiting: int = 0
     """Number of runs in the queue."""
     smaller: Sequence[CatalogEntry] = ()
@@ -162,7 +164,7 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
             *beside.tracked,
         ],
         "job": list(beside.job),
-        "clock": clock(beside.run_seconds, _why_no_time(report)) if fits else clock(None, ""),
+        "clock": _clock(report, beside) if fits else clock(None, ""),
         "fixes": {**beside.fixes, **({beside.lacks: TRY_AGAIN} if beside.lacks else {})},
         "lives": lives,
         "lives_more": more,
@@ -229,6 +231,10 @@ def _time_rows(report: FitReport) -> list[dict[str, str]]:
     if time["energy_kwh"] is not None:
         rows.append(_electricity_row(time))
     return rows
+
+
+def _clock(report: FitReport, beside: Beside) -> dict[str, Any]:
+    return clock(beside.run_seconds, _why_no_time(report), beside.pace)
 
 
 def _why_no_time(report: FitReport) -> str:

@@ -53,6 +53,9 @@ export class Receipt {
         setText(field(this.root, "clock"), clock.text);
         setText(field(this.root, "done"), doneAt(clock.seconds));
         this.part("measure").hidden = !clock.to_measure;
+        const pace = field(this.root, "pace");
+        pace.hidden = !clock.note;
+        setText(pace, clock.note);
     }
 
     async measure() {

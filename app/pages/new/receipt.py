@@ -44,17 +44,18 @@ def _length(config: TrainConfig, found: RunLength | None) -> str:
     return f"{passes} ({counted(max(1, round(found.steps)), 'step')})"
 
 
-def clock(seconds: float | None, why_unknown: str) -> dict[str, Any]:
-    """Returns the time of a run: its `seconds` and their `text`, or `why` they are not known.
-    `to_measure`: measuring this machine would tell.
+def clock(seconds: float | None, why_unknown: str, note: str = "") -> dict[str, Any]:
+    """Returns the time of a run: its `seconds` and their `text` with a `note`, or `why` they are
+    not known. `to_measure`: measuring this machine would tell.
     """
     if seconds is not None:
         text = f"≈ {in_time(max(1, seconds))}"
-        return {"seconds": seconds, "text": text, "why": "", "to_measure": False}
+        return {"seconds": seconds, "text": text, "why": "", "note": note, "to_measure": False}
     return {
         "seconds": None,
         "text": "unknown" if why_unknown else "",
         "why": why_unknown,
+        "note": "",
         "to_measure": why_unknown == TO_MEASURE,
     }
 

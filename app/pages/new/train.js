@@ -451,7 +451,7 @@ const UNCHECKED = {
     headline: "Cannot be checked now",
     fixes: {},
     job: [],
-    clock: { seconds: null, text: "", why: "", to_measure: false },
+    clock: { seconds: null, text: "", why: "", note: "", to_measure: false },
     size: "",
     help: "",
     run_length: "",

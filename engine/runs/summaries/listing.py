@@ -25,6 +25,7 @@ from engine.config.tree import MOST_BYTES
 from engine.errors import RamstreamError, RunError, first_line
 from engine.runs.record.events import (
     Event,
+    ForecastChecked,
     Record,
     RunEnded,
     RunStarted,
@@ -95,6 +96,12 @@ class RunSummary:
     reason: str
     note: str = ""
     tags: tuple[str, ...] = ()
+    device: str = ""
+    """Name of the device on which it computed."""
+    step_times: float | None = None
+    """Time of a step as a multiple of the predicted one; None before the end, or where nothing was
+    predicted.
+    """
     export_failed: str = ""
     """Reason why the model of a run that has finished could not be written, nor was it since."""
 
@@ -225,7 +232,7 @@ def _summary(folder: RunFolder) -> RunSummary:
         folder.path / CONFIG_FILE, folder.root, settings.st_mtime_ns, settings.st_size
     )
     ends = _RecordEnds()
-    created, total_steps = settings.st_mtime, 0
+    created, total_steps, device = settings.st_mtime, 0, ""
     first: Record | None = None
     if EVENTS_FILE in found and found[EVENTS_FILE].st_size:
         with open_record(folder.events_path) as file:
@@ -235,7 +242,8 @@ def _summary(folder: RunFolder) -> RunSummary:
             first, started = _head(file)
         if first is not None:
             created = first.time
-        total_steps = (ends.started or started).total_steps
+        started = ends.started or started
+        device, total_steps = started.device_name, started.total_steps
         if total_steps and steps is not None:
             # A change made during the run is in the configuration, not in `RunStarted`.
             total_steps = steps
@@ -257,6 +265,8 @@ def _summary(folder: RunFolder) -> RunSummary:
         data=data,
         path=str(folder.path),
         reason=ends.reason,
+        device=device,
+        step_times=ends.step_times,
         export_failed="" if ends.export_failed and folder.has_export else ends.export_failed,
         note=about.note,
         tags=about.tags,
@@ -336,6 +346,7 @@ class _RecordEnds:
         self.started: RunStarted | None = None
         self.step: int | None = None
         self.loss: float | None = None
+        self.step_times: float | None = None
         self.last: Record | None = None
         self._ceiling: int | None = None
 
@@ -368,6 +379,10 @@ class _RecordEnds:
             self._ceiling = resumed if self._ceiling is None else min(self._ceiling, resumed)
             if self.step is None:
                 self.step = resumed
+        elif isinstance(event, ForecastChecked):
+            error = event.quantities.get("step_seconds", {}).get("error")
+            if event.moment == "end" and self.started is None and error is not None:
+                self.step_times = 1 + error
         elif isinstance(event, StepFinished) and self.loss is None:
             is_valid = self._ceiling is None or event.step <= self._ceiling
             if is_valid:
@@ -376,7 +391,13 @@ class _RecordEnds:
                     self.step = event.step
 
 
-_PARSED_KINDS = (StateChanged.kind, RunEnded.kind, RunStarted.kind, StepFinished.kind)
+_PARSED_KINDS = (
+    StateChanged.kind,
+    RunEnded.kind,
+    RunStarted.kind,
+    ForecastChecked.kind,
+    StepFinished.kind,
+)
 """Kinds of lines that a summary parses."""
 
 

@@ -72,6 +72,7 @@ def checker(tmp_path, monkeypatch):
     made = Checker(
         SimpleNamespace(
             runs_dir=tmp_path,
+            runs=lambda: made.runs,
             why_not_start=lambda: None,
             engine=SimpleNamespace(
                 estimate=counted_estimate,
@@ -80,13 +81,24 @@ def checker(tmp_path, monkeypatch):
             ),
         )
     )
-    made.calls = calls
+    made.calls, made.runs = calls, []
     return made
 
 
 def _estimate(config):
     machine = app.pages.new.checker.read_machine(".")
     return estimate(config, machine, shape_of_run(config), adapted=adapted_shape)
+
+
+def test_the_time_counts_in_how_the_last_runs_on_this_card_went(checker):
+    before = checker.fit_panel(shown())["clock"]
+    assert before["note"] == ""
+    name = app.pages.new.checker.read_machine(".").gpus[0].name
+    went = {"state": "finished", "created": float("inf"), "step_times": 1.4}
+    checker.runs = [SimpleNamespace(device=device, **went) for device in ("CPU", name)]
+    after = checker.fit_panel(shown())["clock"]
+    assert after["seconds"] == pytest.approx(1.4 * before["seconds"])
+    assert after["note"].startswith("The last run here took 1.4 times the predicted time")
 
 
 def test_bars_and_items_add_up_to_what_the_report_says(checker):
@@ -324,7 +336,11 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     queue = SimpleNamespace(listed=lambda: ["one"])
     session = SimpleNamespace(
-        runs_dir=tmp_path, why_not_start=lambda: None, engine=EngineCalls(), queue=queue
+        runs_dir=tmp_path,
+        runs=list,
+        why_not_start=lambda: None,
+        engine=EngineCalls(),
+        queue=queue,
     )
     checker = Checker(session)
     given = shown(
@@ -410,7 +426,9 @@ def test_a_card_says_the_memory_that_the_summary_says_once_it_is_chosen(
 @pytest.mark.parametrize("lacking", ["folder", "start_from"])
 def test_what_else_a_run_needs_closes_start_too(tmp_path, lacking):
     runs = tmp_path / "runs"
-    session = SimpleNamespace(runs_dir=runs, why_not_start=lambda: None, engine=EngineCalls())
+    session = SimpleNamespace(
+        runs_dir=runs, runs=list, why_not_start=lambda: None, engine=EngineCalls()
+    )
     given = shown(
         model__source="assets/starter-model", data__source=str(make_data(tmp_path / "d.jsonl"))
     )

@@ -46,10 +46,11 @@ def test_a_mix_is_told_in_short():
 
 
 def test_the_time_is_known_or_why_it_is_not():
-    assert clock(54.2, "") == {
+    assert clock(54.2, "", "As usual.") == {
         "seconds": 54.2,
         "text": "≈ 54 s",
         "why": "",
+        "note": "As usual.",
         "to_measure": False,
     }
     assert clock(None, TO_MEASURE)["to_measure"] and clock(None, TO_MEASURE)["text"] == "unknown"
@@ -57,6 +58,7 @@ def test_the_time_is_known_or_why_it_is_not():
         "seconds": None,
         "text": "unknown",
         "why": "Not in bf16.",
+        "note": "",
         "to_measure": False,
     }
 

@@ -12,6 +12,7 @@ import pytest
 
 from engine.errors import RunError
 from engine.runs.record.events import (
+    ForecastChecked,
     PlanBuilt,
     Record,
     RunEnded,
@@ -39,17 +40,25 @@ def test_the_list_says_what_the_record_says(tmp_path):
     done, held = create_run(tmp_path, named("done")), create_run(tmp_path, named("held"))
     record(
         done,
-        RunStarted(total_steps=2),
+        RunStarted(total_steps=2, device_name="CPU"),
         StateChanged("running"),
         StepFinished(1, loss=2.0),
+        ForecastChecked(1, "running", {"step_seconds": {"error": 2.0}}),
         StepFinished(2, loss=1.5),
+        ForecastChecked(2, "end", {"step_seconds": {"error": 0.5}}),
         RunEnded("finished", "All steps done."),
     )
     record(held, RunStarted(total_steps=9), StateChanged("running"), StepFinished(1, loss=3.0))
     with held.lock():
         found = {run.name: run for run in list_runs(tmp_path)}
     assert set(found) == {"waiting", "done", "held"}
+    assert {name: run.step_times for name, run in found.items()} == {
+        "waiting": None,
+        "done": 1.5,
+        "held": None,
+    }
     run = found["done"]
+    assert run.device == "CPU"
     assert (run.id, run.state, run.step, run.total_steps, run.loss) == (
         done.id,
         "finished",
