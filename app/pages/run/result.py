@@ -61,9 +61,10 @@ def result(
     if step is not None and has_weights:
         is_best = step == saved.best or (best is not None and step == best.step)
         whose = _whose(step, is_best, exported)
+    told = [text for text in _told(snapshot, state, saved, judged) if text != f"{title}."]
     return {
         "title": title,
-        "text": " ".join([*_told(snapshot, state, saved, judged), whose]),
+        "text": " ".join([*told, whose]),
         "facts": [number for number in numbers if number is not first],
         "actions": _actions(state, saved, has_weights, bool(snapshot.export_failed)),
     }
@@ -89,12 +90,19 @@ def _title(
     by_loss = "" if loss is None else _by_loss(snapshot, loss, judged)
     if by_loss:
         return by_loss, loss
-    return f"Finished {counted(snapshot.step, 'step')} in {in_time(snapshot.seconds)}", None
+    return _finished(snapshot), None
+
+
+def _finished(snapshot: RunSnapshot) -> str:
+    return f"Finished {counted(snapshot.step, 'step')} in {in_time(snapshot.seconds)}"
 
 
 def _by_loss(snapshot: RunSnapshot, loss: dict[str, str], judged: Verdict) -> str:
     """Returns what the fall of the validation loss means, or an empty text if it did not fall."""
-    if loss["from"] and judged.main.tone == "good":
+    only_slow = [each.rule for each in judged.also] == ["rate too low"]
+    has_learned = judged.main.tone == "good" or (judged.main.rule == "doing well" and only_slow)
+    has_learned = has_learned and not has_no_right_answer(snapshot)
+    if loss["from"] and has_learned:
         return f"Learned: validation loss {_went(loss)}"
     went = validation(snapshot)
     has_fallen = loss["from"] and went is not None and went.last < went.first
@@ -124,7 +132,7 @@ def _told(snapshot: RunSnapshot, state: str, saved: SavedSteps, judged: Verdict)
     if state == "finished":
         if judged.main.is_alarm:
             return [judged.main.advice]
-        took = f"{counted(snapshot.step, 'step')} in {in_time(snapshot.seconds)}."
+        took = f"{_finished(snapshot)}."
         found = (judged.main, *judged.also)
         better = [each.text for each in found if each.place == "beside"]
         return [took if len(snapshot.evals) else UNEVALUATED, *better]

@@ -147,12 +147,18 @@ def test_a_run_that_chose_by_exact_match_says_so_everywhere():
 
 def test_a_rate_that_was_too_low_is_told_with_the_one_to_try():
     for state, is_told in (("finished", True), ("stopped", False)):
-        made = steps(200, loss=lambda step: 5 - step / 200)
+        fell = steps(200, loss=lambda step: 5 - step / 200)
+        begin, end = (
+            EvalFinished(step=step, loss=loss, loss_tokens=900)
+            for step, loss in ((0, 5.0), (200, 4.2))
+        )
+        made = [begin, *fell, end, CheckpointWritten(step=200)]
         snapshot = made_run(*made, RunEnded(state), total=200)
         judged = verdict(snapshot, state, SavedSteps(200, 200), CONFIG)
         shown = result(snapshot, state, SavedSteps(200, 200), judged)
         sentence = "The loss was still falling at the end: try a learning rate of 0.0009 or more"
         assert (sentence in shown["text"]) == is_told
+        assert shown["title"].startswith("Learned: validation" if is_told else "Stopped at")
         assert ("place" in (judged.to_dict()["offer"] or {})) == is_told
 
 
