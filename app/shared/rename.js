@@ -5,6 +5,7 @@ import { el, send } from "./dom.js";
 export class RenameDialog {
     // place: the element that the dialog belongs to. renamed() is called when a name was kept.
     constructor(place, renamed) {
+        this.place = place;
         this.renamed = renamed;
         this.name = el("input", { name: "name", type: "text", autocomplete: "off" });
         this.problem = el("p", { class: "rs-error", role: "alert" });
@@ -31,13 +32,15 @@ export class RenameDialog {
             el("h2", {}, "Rename this run"),
             form,
         );
-        place.append(this.dialog);
+        // It is on the page only while it is open.
+        this.dialog.addEventListener("close", () => this.dialog.remove());
     }
 
     open({ id, name }) {
         this.id = id;
         this.name.value = name;
         this.problem.textContent = "";
+        this.place.append(this.dialog);
         this.dialog.showModal();
         this.name.select();
     }

@@ -174,9 +174,11 @@ def _before_the_first_step(snapshot: RunSnapshot, state: str) -> Finding:
 
 
 def _of_the_disk(snapshot: RunSnapshot, state: str) -> list[Finding]:
-    """Returns what a paused run waits for on a full disk."""
+    """Returns what a paused run waits for on a full disk: in a few words, and what can be done."""
     if state != "paused" or not snapshot.lacks_space_for:
         return []
-    then = "The run goes on by itself once there is space."
-    is_said = "by itself" in snapshot.reason
-    return [Finding("disk", "warn", snapshot.reason, "" if is_said else then)]
+    what, _, more = snapshot.reason.partition(": ")
+    is_said = "by itself" in more
+    then = "" if is_said else "The run goes on by itself once there is space."
+    advice = f"{more[:1].upper()}{more[1:]} {then}".strip()
+    return [Finding("disk", "warn", f"Paused: {what[:1].lower()}{what[1:].rstrip('.')}", advice)]

@@ -278,7 +278,7 @@ def of_answers(snapshot: RunSnapshot, found: Learning) -> Finding | None:
     return Finding(
         "nothing exact",
         "calm",
-        "The loss falls; no answer is exact yet.",
+        "The loss falls; no answer is right yet.",
         "The answers before and after show how close they come.",
-        f"Of {known[-1].total:,} validation prompts, none was answered exactly as expected.",
+        f"Of {known[-1].total:,} validation prompts, none has the expected answer.",
     )

@@ -45,8 +45,8 @@ def how_it_can_go_on(state: str, saved: SavedSteps) -> str:
             "there is no checkpoint to resume from."
         )
     if state == "failed":
-        return "Nothing was saved. Duplicate opens its settings in the form."
-    return "Nothing was saved. Start again begins anew with the same settings."
+        return "Nothing was saved."
+    return "Nothing was saved. Start again uses the same settings."
 
 
 def how_its_export_failed(snapshot: RunSnapshot) -> str:
@@ -76,7 +76,7 @@ def what_it_reached(snapshot: RunSnapshot, judged: str = "") -> str:
     matched = _exact_match(snapshot)
     best = snapshot.best
     if best is not None and best.share is not None and best.step != snapshot.step:
-        matched = f"{matched}, " if matched else "exact match "
+        matched = f"{matched}, " if matched else "answers right "
         matched += f"best {in_share(best.share)} at step {best.step:,}"
     if matched:
         parts.append(matched)
@@ -93,7 +93,7 @@ def _how_it_finished(snapshot: RunSnapshot) -> str:
     text = f"Finished {counted(snapshot.step, 'step')} in {in_time(snapshot.seconds)}"
     matched = _exact_match(snapshot)
     if matched:
-        return f"{text}; validation {matched}."
+        return f"{text}; {matched}."
     losses = snapshot.evals.loss
     if len(losses) > 1:
         text += f"; validation loss {in_digits(losses[0])} → {in_digits(losses[-1])}"
@@ -118,4 +118,4 @@ def _exact_match(snapshot: RunSnapshot) -> str:
         for moment in ("before", "after")
         if moment in scores
     ]
-    return f"exact match {' → '.join(shown)}"
+    return f"answers right {' → '.join(shown)}"

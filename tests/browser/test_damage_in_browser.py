@@ -117,7 +117,7 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     expect(sentence).to_have_text(
         re.compile(r"The disk is full: .*record.*free at least 16 MiB .* goes on by itself;")
     )
-    expect(page.locator(".rs-actions button:visible")).to_have_text(["Stop"])
+    expect(page.locator(".rs-actions button:visible")).to_have_text(["Stop", "⋯"])
     stops = ["Stop without saving", "Stop and discard"]
     expect(open_menu(page, "stop").get_by_role("menuitem")).to_have_text(stops)
     page.keyboard.press("Escape")

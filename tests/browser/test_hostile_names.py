@@ -141,7 +141,7 @@ def test_names_never_become_markup(page, context, server):
     expect(tip).to_contain_text("<img src=x")
     for view, shown in (
         ("overview", ".rs-head"),
-        ("learning", ".rs-run [data-part=answers]"),
+        ("learning", ".rs-run [data-part=prompts]"),
         ("settings", "[data-part=settings-main]"),
         ("log", ".rs-log"),
         ("export", ".rs-export [data-part=benchmarks]"),

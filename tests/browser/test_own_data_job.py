@@ -137,7 +137,7 @@ def test_a_table_becomes_a_model_that_is_exported(page, server, tmp_path, hands)
     hands.write("[data-part=export] input[name=folder]", str(target))
     hands.press("[data-part=export] form button")
     expect(page.locator("[data-field=export-caption]")).to_contain_text(str(target))
-    expect(page.locator("[data-part=export-rows]")).to_contain_text("vllm serve")
+    expect(page.locator("[data-part=use-rows]")).to_contain_text("vllm serve")
     assert page.evaluate("window.isSamePage"), "the page was read again"
     card = (target / "README.md").read_text(encoding="utf-8")
     assert "Wohin damit" in card and "Fragen-Antworten.csv" in card

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.runs.record.following import EVENTS_FILE, replay
-from tests.browser.screen import OPENED_RUN, bar, open_view, run_of, state, verdict, wait_for_points
+from tests.browser.screen import OPENED_RUN, bar, run_of, state, verdict, wait_for_points
 from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.folded import fold
 from tests.support.sets import BROWSER_FLOWS
@@ -50,7 +50,7 @@ def test_the_preference_starter_learns_to_be_polite(blank, server):
     assert after.samples[0]["answer"] == after.samples[0]["expected"]
     ahead = card.locator("dl > div", has_text="Chosen answer ahead")
     expect(ahead).to_contain_text("100 %")
-    open_view(page, "learning")
+    page.get_by_role("link", name="Over time").click()
     wait_for_points(page, least=100)
     drawn = "document.querySelector('[data-figure=preference]').data.map(t => t.name)"
     names = page.evaluate(drawn)

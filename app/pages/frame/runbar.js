@@ -116,7 +116,8 @@ export class RunBar {
             link.href = addressOf({ ...place, page: "run", view: link.dataset.view });
         }
         markCurrent(this.views, ({ dataset }) => dataset.view === place.view);
-        if (place.page !== "run") return; // the bar shows no views; to ask for their width costs a layout
+        // Elsewhere the bar shows no views, and to ask for their width costs a layout.
+        if (place.page !== "run") return;
         const current = this.views.find(({ dataset }) => dataset.view === place.view);
         if (!current || this.nav.scrollWidth <= this.nav.clientWidth) return;
         // The link of the view that is shown is in view, with a part of those beside it.

@@ -1,5 +1,6 @@
 // What the model answers, before training and now.
 
+import { addressOf } from "../../shared/address.js";
 import { el, field, setText } from "../../shared/dom.js";
 
 export class Answers {
@@ -8,9 +9,12 @@ export class Answers {
     }
 
     // about: a tooltip of the caption.
-    show({ title, caption, about, rows, is_absent }) {
+    show({ title, caption, about, rows, is_absent }, run) {
         const { root } = this;
         root.hidden = is_absent;
+        const over = root.querySelector('[data-part="answers-over-time"]');
+        over.hidden = !rows.length;
+        over.href = addressOf({ page: "run", view: "learning", run, step: null });
         setText(field(root, "answers-title"), title);
         const under = field(root, "answers-caption");
         setText(under, caption);

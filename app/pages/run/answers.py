@@ -35,6 +35,29 @@ def answers(snapshot: RunSnapshot, is_over: bool, is_awaited: bool = False) -> d
     }
 
 
+def answers_by_step(snapshot: RunSnapshot) -> dict[str, Any]:
+    """Returns the steps after which sample prompts were answered, and a row for each prompt: what
+    is `expected`, which is None where nobody knows, and the answer after each of these steps, which
+    is None where the prompt was not asked.
+    """
+    asked: dict[int, dict[str, str]] = {}
+    expected: dict[str, str] = {}
+    for match in snapshot.exact_matches:
+        for sample in match.samples:
+            expected[sample["prompt"]] = sample["expected"]
+            asked.setdefault(match.step, {})[sample["prompt"]] = sample["answer"]
+    for event in snapshot.prompt_answers:
+        pairs = {pair["prompt"]: pair["answer"] for pair in event.answers}
+        asked.setdefault(event.step, {}).update(pairs)
+    steps = sorted(asked)
+    prompts = dict.fromkeys(prompt for step in steps for prompt in asked[step])
+    rows = []
+    for prompt in prompts:
+        given = [asked[step].get(prompt) for step in steps]
+        rows.append({"prompt": prompt, "expected": expected.get(prompt), "answers": given})
+    return {"steps": steps, "rows": rows}
+
+
 def right_samples(snapshot: RunSnapshot) -> tuple[int, int, int] | None:
     """Returns how many of the latest sample answers are right, how many there are, and their step;
     None where no answer was given since training began, or nobody knows what is right.

@@ -35,8 +35,9 @@ class _Exported:
 
 def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]:
     """Returns the `exports` of a run, the newest first, with why its own cannot be used (`fault`);
-    which weights an export takes (`caption`), and the `folder` it is offered; `rows` with commands
-    that use the newest export, and the benchmarks of the weights. `login` says whether this machine
+    which weights an export takes (`caption`), and the `folder` it is offered; commands that
+    use the newest export (`uses`), of which there are none before, and others (`rows`); and the
+    benchmarks of the weights. `login` says whether this machine
     has a token of the Hugging Face hub.
     """
     there = saved_steps(folder.checkpoints_path, folder.best_path)
@@ -46,11 +47,7 @@ def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]
     is_owed = has_export_failed and not folder.has_export
     own_path = str(folder.path.resolve() / folder.export_path.name)
     target = own_path if is_owed else _free_folder(folder)
-    loaded = exports[0] if exports else _Exported(target, "", False)
-    typed = what_to_type(loaded.path, _ollama_name(folder))
-    if loaded.is_adapter:
-        typed = adapter_to_type(loaded.path, _ollama_name(folder), _base_of(folder))
-    rows = [{"label": label, "text": text} for label, text in typed]
+    rows = []
     if saved is not None:
         runs = str(folder.path.resolve().parent)
         command = shlex.join(["export", folder.id, target, "--runs-dir", runs])
@@ -64,12 +61,21 @@ def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]
         "folder": target,
         "can_export": saved is not None,
         "has_adapters": _has_adapters(folder),
+        "uses": _uses(folder, exports[0]) if exports else [],
         "rows": rows,
         "pushed": exports[0].path if exports else "",
         "login": _has_login(),
         "benchmarks": benchmark_table(read_benchmarks(folder.path)),
         "template": _template_text(folder, own[0].is_adapter) if exports == own and own else "",
     }
+
+
+def _uses(folder: RunFolder, loaded: _Exported) -> list[dict[str, str]]:
+    """Returns the commands that use an export."""
+    typed = what_to_type(loaded.path, _ollama_name(folder))
+    if loaded.is_adapter:
+        typed = adapter_to_type(loaded.path, _ollama_name(folder), _base_of(folder))
+    return [{"label": label, "text": text} for label, text in typed]
 
 
 def _caption(saved: int | None, there: SavedSteps) -> str:

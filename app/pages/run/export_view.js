@@ -42,7 +42,8 @@ export class ExportView {
             field(this.root, name).textContent = "";
         this.root.querySelector('[data-part="exports"]').replaceChildren();
         this.showBenchmarks({ rows: [], caption: "" });
-        this.root.querySelector('[data-part="export-rows"]').replaceChildren();
+        this.showCommands("uses", "use-rows", []);
+        this.showCommands("export-commands", "export-rows", []);
     }
 
     // Reads what can be exported: again when the state of the run has changed.
@@ -61,7 +62,7 @@ export class ExportView {
     }
 
     show(details) {
-        const { folder, can_export, has_adapters, caption, rows, pushed, template } = details;
+        const { folder, can_export, has_adapters, caption, uses, rows, pushed, template } = details;
         this.showExports(details);
         field(this.root, "login").replaceChildren(...aboutLogin(details.login));
         this.exporting.form.elements.folder.value ||= folder; // what a person has typed stays
@@ -73,8 +74,8 @@ export class ExportView {
         this.root.querySelector('[data-part="export-form"]').hidden = !has_adapters;
         this.exporting.form.elements.form.disabled = !has_adapters;
         this.pushing.form.hidden = false;
-        const nodes = rows.map(commandRow);
-        this.root.querySelector('[data-part="export-rows"]').replaceChildren(...nodes);
+        this.showCommands("uses", "use-rows", uses);
+        this.showCommands("export-commands", "export-rows", rows);
         this.showBenchmarks(details.benchmarks);
     }
 
@@ -86,6 +87,12 @@ export class ExportView {
         const list = this.root.querySelector('[data-part="exports"]');
         list.replaceChildren(...exports.map(exportNode));
         this.exporting.form.querySelector("button").classList.toggle("rs-primary", !exports.length);
+    }
+
+    showCommands(card, list, rows) {
+        this.root.querySelector(`[data-part="${card}"]`).hidden = !rows.length;
+        const nodes = rows.map(commandRow);
+        this.root.querySelector(`[data-part="${list}"]`).replaceChildren(...nodes);
     }
 
     showBenchmarks({ rows, caption }) {

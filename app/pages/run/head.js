@@ -166,8 +166,6 @@ export class Head {
         const findings = [main, ...also]
             .map((finding) => ({ ...finding, words: wordsOf(finding, title, text) }))
             .filter(({ words }) => words.length);
-        const more = also.filter((each) => !text.includes(each.text)).length;
-        setText(this.why, more ? `Why, and ${more} more` : "Why");
         const shown = offer?.place === "reasons" ? [...findings, { offer: offer.label }] : findings;
         this.why.hidden = phase === "preparing" || !shown.length;
         if (this.why.hidden) this.showWhy(false);

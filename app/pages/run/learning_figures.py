@@ -65,7 +65,7 @@ def loss_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
 
 
 def _best_name(best: Best) -> str:
-    by = "" if best.by == "loss" else " by exact match"
+    by = "" if best.by == "loss" else " by answers right"
     return f"best{by}: step {best.step:,}"
 
 
@@ -88,7 +88,7 @@ def accuracy_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
         return figure([], axis, {"yaxis": y}, "No prompts were asked.") | {"is_absent": True}
     x = places_of_steps(snapshot, [match.step for match in matches], axis)
     shares = np.array([100 * match.correct / match.total for match in matches])
-    data = [curve("exact", x, shares, Line(GREEN, markers=True))]
+    data = [curve("answers right", x, shares, Line(GREEN, markers=True))]
     best = best_of(snapshot)
     if best is not None and best.share is not None:
         place = places_of_steps(snapshot, [best.step], axis)

@@ -44,15 +44,23 @@ export class SamplePrompts {
     }
 }
 
-function answersRow({ prompt, answers }, at, [first, chosen]) {
+function answersRow({ prompt, expected, answers }, at, [first, chosen]) {
+    const latest = el("td", { "data-label": chosen }, words(answers[at]));
+    if (expected !== null && answers[at] !== null) {
+        latest.dataset.right = answers[at] === expected;
+        if (answers[at] !== expected) latest.append(el("small", {}, `expected: ${expected}`));
+    }
     return el(
         "tr",
         {},
-        el("td", {}, prompt),
-        el("td", { class: "rs-off", "data-label": first }, answers[0] || "(nothing)"),
-        el("td", { "data-label": chosen }, answers[at] || "(nothing)"),
+        el("td", { class: "rs-asked" }, prompt),
+        el("td", { class: "rs-off", "data-label": first }, words(answers[0])),
+        latest,
     );
 }
+
+// A prompt that was not asked has no answer, which is another thing than an empty one.
+const words = (answer) => (answer === null ? "–" : answer || "(nothing)");
 
 function title(step) {
     return step === 0 ? "Before training" : `Step ${step.toLocaleString("en")}`;

@@ -57,14 +57,15 @@ def result(
     best = best_of(snapshot)
     numbers = facts(snapshot, step, best) if has_weights else []
     title, first = _title(snapshot, state, numbers, judged)
-    whose = "No weights are left of this run."
+    told = [text for text in _told(snapshot, state, saved, judged) if text != f"{title}."]
     if step is not None and has_weights:
         is_best = step == saved.best or (best is not None and step == best.step)
-        whose = _whose(step, is_best, exported)
-    told = [text for text in _told(snapshot, state, saved, judged) if text != f"{title}."]
+        told.append(_whose(step, is_best, exported))
+    elif not any("Nothing was saved." in sentence for sentence in told):
+        told.append("No weights are left of this run.")
     return {
         "title": title,
-        "text": " ".join([*told, whose]),
+        "text": " ".join(told),
         "facts": [number for number in numbers if number is not first],
         "actions": _actions(state, saved, has_weights, bool(snapshot.export_failed)),
     }

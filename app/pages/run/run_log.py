@@ -163,8 +163,7 @@ def _evaluation(event: EvalFinished) -> str:
 
 def _exact(event: ExactMatchMeasured) -> str:
     share = f" ({in_share(event.correct / event.total)})" if event.total else ""
-    prompts = counted(event.total, "validation prompt")
-    return f"{event.correct:,} of {prompts} answered correctly{share}."
+    return f"Answers right: {event.correct:,} of {event.total:,}{share}."
 
 
 def _best(event: BestKept) -> str:

@@ -11,7 +11,7 @@ from app.pages.run.places import places
 from app.pages.run.ranks import fullest_gpu
 from app.shared.run_bar import recent_median
 from engine.planning.fit.predictions import QUANTITIES
-from engine.runs.record.events import Comparison, PromptsAnswered
+from engine.runs.record.events import Comparison
 from engine.runs.record.snapshot import RunSnapshot
 from engine.text import counted
 
@@ -204,24 +204,3 @@ def _signed(percent: float) -> str:
     if shown == "0.0 %":
         return shown
     return f"+{shown}" if percent > 0 else f"−{shown}"
-
-
-def prompt_answers(snapshot: RunSnapshot) -> dict[str, Any]:
-    """Returns the sample prompts, the steps at which they were answered, and the answers by prompt
-    and step; an answer is empty if the prompt was not part of that step.
-    """
-    by_step = [_by_prompt(event) for event in snapshot.prompt_answers]
-    rows: dict[str, list[str]] = {}
-    for asked in by_step:
-        for prompt in asked:
-            rows.setdefault(prompt, [])
-    for prompt, answers in rows.items():
-        answers.extend(asked.get(prompt, "") for asked in by_step)
-    return {
-        "steps": [event.step for event in snapshot.prompt_answers],
-        "rows": [{"prompt": prompt, "answers": answers} for prompt, answers in rows.items()],
-    }
-
-
-def _by_prompt(event: PromptsAnswered) -> dict[str, str]:
-    return {pair["prompt"]: pair["answer"] for pair in event.answers}

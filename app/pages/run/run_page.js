@@ -56,6 +56,7 @@ export class RunPage {
         );
         this.part("log-scale").addEventListener("click", () => this.toggleLog());
         followLinks(this.root, "a[data-page]", ({ dataset }) => this.go({ page: dataset.page }));
+        followLinks(this.root, "a[data-view]", ({ dataset }) => this.go({ view: dataset.view }));
     }
 
     // -------------------------------------------------------------- which view
@@ -160,7 +161,7 @@ export class RunPage {
             if (name === "details") this.showDetails(part);
             else if (name === "timeline") this.timeline.show(part, answer.run_id);
             else if (name === "prompts") this.prompts.show(part);
-            else if (name === "answers") this.answers.show(part);
+            else if (name === "answers") this.answers.show(part, answer.run_id);
             else this.showFigure(name, part);
         }
     }

@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from app.pages.run.answers import answers
+from app.pages.run.answers import answers, answers_by_step
 from app.pages.run.head import head
 from app.pages.run.rank_figure import timeline_part
 from app.pages.run.ranks import rank_table, ranks_text
 from app.pages.run.run_figures import FIGURES, alarms, machine_text, summaries
 from app.pages.run.run_log import RunLog
-from app.pages.run.run_overview import details, prompt_answers, tiles
+from app.pages.run.run_overview import details, tiles
 from app.session.followed_run import FollowedRun
 from app.session.session import Session
 from app.shared.charts.axes import Axis
@@ -270,8 +270,8 @@ class Watch:
         snapshot = self.snapshot
         answered = snapshot.prompt_answers
         latest = answered[-1].step if answered else None
-        made_of = (snapshot.sessions, len(answered), latest)
-        self._keep("prompts", None, made_of, lambda: prompt_answers(snapshot))
+        made_of = (snapshot.sessions, len(answered), latest, len(snapshot.exact_matches))
+        self._keep("prompts", None, made_of, lambda: answers_by_step(snapshot))
 
     def _keep_answers(self, is_over: bool, config: TrainConfig | None) -> None:
         snapshot = self.snapshot

@@ -27,6 +27,7 @@ from app.shared.charts.drawing import (
 from engine.planning.schedule.ops import Lane, OpKind
 from engine.runs.record.events import Span, Wait
 
+OPTIMIZER = "Optimizer"
 OP_GROUPS = {
     "Weights in": (BLUE, (OpKind.PREFETCH,)),
     "Other": (
@@ -40,14 +41,14 @@ OP_GROUPS = {
             OpKind.CLIP,
         ),
     ),
-    "Forward": (GREEN, (OpKind.EMBED, OpKind.FORWARD, OpKind.LOSS)),
-    "Backward": (VIOLET, (OpKind.RECOMPUTE, OpKind.BACKWARD, OpKind.EMBED_BACKWARD)),
+    "Compute: forward": (GREEN, (OpKind.EMBED, OpKind.FORWARD, OpKind.LOSS)),
+    "Compute: backward": (VIOLET, (OpKind.RECOMPUTE, OpKind.BACKWARD, OpKind.EMBED_BACKWARD)),
     "Gradients out": (ORANGE, (OpKind.OFFLOAD, OpKind.OFFLOAD_KEPT_GRADIENT)),
     "States in and out": (
         TEAL,
         (OpKind.FETCH_STATES, OpKind.FETCH_GRADIENT, OpKind.OFFLOAD_WEIGHTS, OpKind.OFFLOAD_STATES),
     ),
-    "Optimizer": (
+    OPTIMIZER: (
         PINK,
         (
             OpKind.UPDATE,
@@ -57,7 +58,7 @@ OP_GROUPS = {
             OpKind.OPTIMIZER_STEP,
         ),
     ),
-    "Between GPUs": (
+    "Exchange": (
         OLIVE,
         (OpKind.BARRIER, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.ALL_REDUCE),
     ),
@@ -71,7 +72,9 @@ OP_GROUPS = {
         ),
     ),
 }
-"""Ops that each color of the timeline represents, in the order of the legend."""
+"""Ops that each color of the timeline represents, in the order of the legend, which has the words
+of the lanes.
+"""
 
 WAIT_COLOR = "rgba(214, 69, 80, 0.35)"
 WAITS = {

@@ -26,6 +26,7 @@ from app.pages.run.spans import (
 from app.pages.run.timeline_bars import (
     LANE_LABELS,
     OP_GROUPS,
+    OPTIMIZER,
     WAIT_COLOR,
     WAITS,
     duration_text,
@@ -43,7 +44,7 @@ from app.shared.charts.drawing import (
     vertical_line,
     write_empty,
 )
-from engine.planning.schedule.ops import Lane
+from engine.planning.schedule.ops import Lane, OpKind
 from engine.runs.record.events import PlanSimulated, Span, StepTimeline, Wait
 
 PHASE_COLORS = {"Forward": GREEN, "Loss": GRAY, "Backward": VIOLET, "Updates": PINK}
@@ -181,6 +182,9 @@ def timeline_legend(
     legend = [
         _entry(label, color, "op") for label, (color, ops) in OP_GROUPS.items() if shown & set(ops)
     ]
+    for entry in legend:
+        if entry["label"] == OPTIMIZER:
+            entry["label"] = _optimizer_word(timeline)
     for cause, seconds in _waited(timeline).items():
         color, word, text = WAITS.get(cause, WAITS["other"])
         about = f"Compute waits {duration_text(seconds)} for {text}"
@@ -190,6 +194,13 @@ def timeline_legend(
     if simulated is not None:
         legend.append(_entry("Predicted", GRAY, "predicted"))
     return legend
+
+
+def _optimizer_word(timeline: StepTimeline) -> str:
+    """Returns the name of the lane of the optimizer, or one word for both if it has two."""
+    updates = set(OP_GROUPS[OPTIMIZER][1]) - {OpKind.OPTIMIZER_STEP}  # which ends the step
+    lanes = {span["lane"] for span in timeline.spans if span["op"] in updates}
+    return LANE_LABELS[Lane(lanes.pop())] if len(lanes) == 1 else OPTIMIZER
 
 
 def timeline_text(timeline: StepTimeline | None) -> str:

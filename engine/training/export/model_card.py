@@ -242,7 +242,7 @@ def _results(snapshot: RunSnapshot, step: int, objective: str) -> str:
         if match.total and match.step in (0, step):
             whose = "of these weights" if match.step == step else "before training"
             share = f"{match.correct:,} of {match.total:,}"
-            rows.append((f"Answered exactly as expected, {whose}", share))
+            rows.append((f"Answers right, {whose}", share))
     if snapshot.steps.step:
         rows.append((f"Training loss{of} of the last step", f"{snapshot.steps.loss[-1]:.4f}"))
     return _table("Results", rows)

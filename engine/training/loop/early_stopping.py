@@ -134,7 +134,7 @@ class EarlyStopping:
         validation = self._snapshot.validation
         were = counted(validation.since_best, "evaluation")
         were += " since was" if validation.since_best == 1 else " since were"
-        what = "the validation loss" if validation.by == "loss" else "exact match"
+        what = "the validation loss" if validation.by == "loss" else "the share of right answers"
         best = validation.best
         when = "before training" if best is None else f"at step {best.step:,}"
         return (
@@ -277,9 +277,9 @@ def _choice(snapshot: RunSnapshot, step: int, config: TrainConfig) -> _Choice:
         )
     if best.step == step:
         by_loss = best.by == "loss"
-        better = "had a lower validation loss" if by_loss else "answered more prompts exactly"
+        better = "had a lower validation loss" if by_loss else "had more answers right"
         return _Choice(step, f"{last}: none {better}.")
-    was = "the validation loss was lower" if best.by == "loss" else "exact match was better"
+    was = "the validation loss was lower" if best.by == "loss" else "more answers were right"
     return _Choice(step, f"{last}; {was} at step {best.step:,}, whose weights are not kept.")
 
 

@@ -49,8 +49,8 @@ def test_a_finished_run_says_what_it_reached():
     assert rules(found) == ["doing well"]
     last = in_digits(good.loss)
     assert found.main.text == (
-        f"Finished 100 steps: the last loss is {last}; validation loss 2 → 0.5; exact match 2 % → "
-        "80 %."
+        f"Finished 100 steps: the last loss is {last}; validation loss 2 → 0.5; answers "
+        "right 2 % → 80 %."
     )
     plain = verdict(fold(*steps(), RunEnded("finished")), "finished")
     assert plain.main.text == f"Finished 100 steps: the last loss is {last}."
@@ -84,7 +84,7 @@ def test_too_few_evaluations_make_no_alarm():
 
 def test_a_loss_that_falls_without_an_exact_answer_is_no_failure_and_not_green():
     found = verdict(fold(*steps(), *matches(0, 0), RunEnded("finished")), "finished")
-    assert found.main.tone == "calm" and "exact match 0 % → 0 %" in found.main.text
+    assert found.main.tone == "calm" and "answers right 0 % → 0 %" in found.main.text
     assert rules(found)[1] == "nothing exact" and not found.also[0].is_alarm
     few = verdict(fold(*steps(), *matches(0, 0, total=19), RunEnded("finished")), "finished")
     assert "nothing exact" not in rules(few)
@@ -104,7 +104,7 @@ def test_memory_and_speed_of_a_finished_run_are_remarks():
 
 
 @pytest.mark.parametrize(
-    "saved, then", [(40, "Resume continues from step 40"), (None, "Duplicate opens")]
+    "saved, then", [(40, "Resume continues from step 40"), (None, "Nothing was saved.")]
 )
 def test_a_failed_run_says_why_and_what_can_be_done(saved, then):
     failed = fold(*steps(0), RunEnded("failed", "Line 4 of rows.jsonl is not valid JSON."))
@@ -237,7 +237,8 @@ def test_a_full_disk_is_the_headline():
     diverged = steps(60, loss=lambda step: 1.0 if step < 40 else 90.0)
     found = verdict(fold(*diverged, full), "paused", config=CONFIG)
     assert rules(found)[:2] == ["disk", "diverging"]
-    assert found.main.text == "The disk is full: free 3 GiB."
+    assert found.main.text == "Paused: the disk is full"
+    assert found.main.advice == "Free 3 GiB. The run goes on by itself once there is space."
     before = verdict(fold(full), "paused", config=CONFIG)
     assert before.main.rule == "disk" and before.also[0].text == "No step was made yet."
 

@@ -13,7 +13,6 @@ import pytest
 from app.pages.chat.chat import Chat, Choice
 from app.pages.chat.chat_routes import chat_routes
 from app.pages.chat.offered_weights import OfferedWeights
-from app.pages.run.run_overview import prompt_answers
 from app.session.engine_calls import EngineCalls
 from app.session.jobs import Jobs
 from app.session.session import Session
@@ -271,18 +270,6 @@ def test_a_job_that_is_cancelled_ends_where_it_looks():
     wait_for(lambda: job.state != "working")
     assert job.to_dict()["state"] == "cancelled" and job.result == "The work was cancelled."
     jobs.start("Another", lambda job: "done")
-
-
-def test_the_screen_gets_each_prompts_answers_by_step():
-    snapshot = RunSnapshot()
-    for step, answers in ((0, {"a": "x", "b": "y"}), (5, {"a": "z"})):
-        snapshot.prompt_answers.append(
-            PromptsAnswered(step, [{"prompt": p, "answer": text} for p, text in answers.items()])
-        )
-    assert prompt_answers(snapshot) == {
-        "steps": [0, 5],
-        "rows": [{"prompt": "a", "answers": ["x", "z"]}, {"prompt": "b", "answers": ["y", ""]}],
-    }
 
 
 def test_only_the_latest_answers_to_prompts_are_kept():

@@ -1,6 +1,6 @@
 """What the model answers is shown beside the loss, before training and now."""
 
-from app.pages.run.answers import answers
+from app.pages.run.answers import answers, answers_by_step
 from app.pages.run.facts import NOT_TESTED
 from app.pages.run.facts import answers as answers_right
 from app.pages.run.head import head
@@ -111,3 +111,14 @@ def test_prompts_of_a_person_have_no_right_answer_and_without_any_there_is_nothi
     (row,) = answers(run(*own), is_over=False)["rows"]
     assert row == {"prompt": "Hi", "is_right": None, "before": "a", "now": "b"}
     assert answers(run(*trained(3)), is_over=False)["is_absent"]
+
+
+def test_learning_has_each_answer_by_step_whoever_asked_for_it():
+    own = PromptsAnswered(0, [{"prompt": "Hi", "answer": ""}])
+    found = answers_by_step(run(own, BEFORE, *trained(30, few(10, "0", "3"), AFTER)))
+    assert found["steps"] == [0, 10, 30]
+    rows = {row.pop("prompt"): row for row in found["rows"]}
+    assert rows["1 + 1?"] == {"expected": "2", "answers": ["?", "3", "2"]}
+    assert rows["5 + 5?"] == {"expected": "10", "answers": ["?", None, "10"]}
+    assert rows["Hi"] == {"expected": None, "answers": ["", None, None]}
+    assert answers_by_step(run()) == {"steps": [], "rows": []}

@@ -50,7 +50,7 @@ def test_one_rank_is_drawn_with_its_own_times_alone(step):
     for part in (first, second):
         legend = {entry["label"]: entry["about"] for entry in part["legend"]}
         assert legend["Wait: GPUs"] == "Compute waits 3 ms for the other GPUs"
-        assert "Between GPUs" in legend
+        assert "Exchange" in legend
         assert part["caption"].startswith("Step 8: ")
 
 

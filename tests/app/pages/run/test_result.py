@@ -137,10 +137,10 @@ def test_a_run_that_chose_by_exact_match_says_so_everywhere():
     assert loss["to"] == "2" and "best" not in loss["at"], "the loss is not what was chosen by"
     assert card_of(snapshot, saved, export_from="last")["title"] == card["title"]
     shown = what_it_reached(snapshot)
-    assert "exact match 2 % → 90 %, best 90 % at step 10" in shown
+    assert "answers right 2 % → 90 %, best 90 % at step 10" in shown
     assert "validation loss 2 → 2.5, lowest 1.5 at step 20" in shown
     loss_names = [trace["name"] for trace in loss_figure(snapshot, "step")["data"]]
-    assert "best by exact match: step 10" in loss_names
+    assert "best by answers right: step 10" in loss_names
     points, star = accuracy_figure(snapshot, "step")["data"]
     assert (list(star["x"]), list(star["y"])) == ([10], [90]) and len(points["x"]) == 5
 
@@ -168,10 +168,13 @@ def test_without_evaluations_it_says_so():
     assert [each["label"] for each in card["facts"]] == ["Training loss"]
 
 
-@pytest.mark.parametrize(("state", "saved"), [("failed", None), ("discarded", None)])
-def test_without_weights_there_is_nothing_to_export(state, saved):
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [("failed", "Nothing was saved."), ("discarded", "No weights are left of this run.")],
+)
+def test_without_weights_there_is_nothing_to_export(state, says):
     card = card_of(overfitted(None, state), NOTHING_SAVED, state)
-    assert card["text"].endswith("No weights are left of this run.") and card["facts"] == []
+    assert card["text"].endswith(says) and card["facts"] == []
     assert card["actions"] == ["draft"]
 
 

@@ -346,10 +346,7 @@ def test_a_request_is_shown_until_it_is_taken():
 
 
 def test_the_ends_of_runs_are_told(finished):
-    assert (
-        sentence(finished, "finished")
-        == "Finished 120 steps in 29 s; validation exact match 2 % → 96 %."
-    )
+    assert sentence(finished, "finished") == "Finished 120 steps in 29 s; answers right 2 % → 96 %."
     failed = fold(run_events(5, ended="failed"))
     assert sentence(failed, "failed") == "The disk is full: free 91 GiB and resume."
 

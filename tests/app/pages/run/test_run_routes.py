@@ -339,17 +339,10 @@ def test_a_push_is_a_job_and_private_unless_asked(session, engine, tmp_path, giv
 def test_export_says_what_to_type_and_whether_the_template_was_checked(session):
     folder = finished_run(session, name="Roman Numerals!")
     home = get(session, f"/api/runs/{folder.id}/details").json()["export"]
-    texts = "\n".join(row["text"] for row in home["rows"])
-    for words in (
-        "from transformers import",
-        "vllm serve",
-        "llama-cli",
-        "ollama run roman-numerals",
-    ):
-        assert words in texts
     assert home["template"] == "" and home["pushed"] == "" and home["exports"] == []
+    assert home["uses"] == [], "there is nothing to use yet"
     target = session.runs_dir.parent / "exports" / folder.id
-    assert home["folder"] == str(target) and f"vllm serve {target}" in texts
+    assert home["folder"] == str(target)
     folder.export_path.mkdir()
     (folder.export_path / "config.json").write_text("{}")
     for content, words in (
@@ -361,7 +354,14 @@ def test_export_says_what_to_type_and_whether_the_template_was_checked(session):
             (folder.export_path / "Modelfile").write_text(content)
         home = get(session, f"/api/runs/{folder.id}/details").json()["export"]
         assert words in home["template"] and home["pushed"] == str(folder.export_path.resolve())
-        assert f"vllm serve {folder.export_path.resolve()}" in [row["text"] for row in home["rows"]]
+    texts = "\n".join(row["text"] for row in home["uses"])
+    for words in (
+        "from transformers import",
+        f"vllm serve {folder.export_path.resolve()}",
+        "llama-cli",
+        "ollama run roman-numerals",
+    ):
+        assert words in texts
 
 
 def test_export_says_what_to_type_for_an_adapter(session):
@@ -371,7 +371,7 @@ def test_export_says_what_to_type_for_an_adapter(session):
     folder.export_path.mkdir()
     (folder.export_path / "adapter_config.json").write_text("{}")
     home = get(session, f"/api/runs/{folder.id}/details").json()["export"]
-    texts = "\n".join(row["text"] for row in home["rows"])
+    texts = "\n".join(row["text"] for row in home["uses"])
     assert "AutoPeftModelForCausalLM" in texts and "--enable-lora --lora-modules" in texts
     assert "ollama" not in texts and home["pushed"] == str(folder.export_path.resolve())
     assert home["template"] == "An adapter has no Modelfile; export the whole model for Ollama."
@@ -392,7 +392,7 @@ def test_an_export_to_another_folder_is_known_and_used(session):
         note_export(runs, NotedExport(folder.id, str(target), 7, "bfloat16", False, float(number)))
         assert home()["exports"][0] == {"path": str(target), "about": "Step 7, model, bfloat16"}
         assert home()["pushed"] == str(target)
-        assert f"vllm serve {target}" in [row["text"] for row in home()["rows"]]
+        assert f"vllm serve {target}" in [row["text"] for row in home()["uses"]]
     assert [Path(each["path"]).name for each in home()["exports"]] == [
         f"{folder.id}-2",
         folder.id,

@@ -114,7 +114,7 @@ def test_ranks_have_a_row_for_what_they_exchange():
     figure = timeline_figure(timeline)
     rows = figure["layout"]["yaxis"]["categoryarray"][::-1]
     assert rows == ["Weights in", "Compute", "Gradients out", "CPU optimizer", "Exchange"]
-    assert "Between GPUs" in [entry["label"] for entry in timeline_legend(timeline)]
+    assert "Exchange" in [entry["label"] for entry in timeline_legend(timeline)]
     assert all(trace["x"] for trace in figure["data"] if trace["name"] == Lane.COLLECTIVE)
 
 

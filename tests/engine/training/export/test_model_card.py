@@ -67,8 +67,8 @@ def test_the_card_has_the_figures_of_the_weights_that_were_exported():
         "| Validation loss before training | 3.5000 |",
         "| Validation loss of these weights | 1.2500 |",
         "| Lowest validation loss | 1.2500, at step 4 |",
-        "| Answered exactly as expected, before training | 1 of 40 |",
-        "| Answered exactly as expected, of these weights | 30 of 40 |",
+        "| Answers right, before training | 1 of 40 |",
+        "| Answers right, of these weights | 30 of 40 |",
         "| `train.learning_rate` | 1e-05 |",
         "| Device | H200 |",
     ):

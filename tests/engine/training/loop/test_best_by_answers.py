@@ -114,7 +114,9 @@ def test_a_patience_waits_for_exact_match(tmp_path):
     run = started(tmp_path, **{"train.patience": 2, "output.export": True})
     reason = execute(run).reason
     step = expected_best(run)
-    assert reason.startswith(f"Ended early, after step {step + 12} of 36: exact match was best")
+    assert reason.startswith(
+        f"Ended early, after step {step + 12} of 36: the share of right answers was best"
+    )
     assert f"at step {step}, and 2 evaluations since were not better" in reason
     assert run.recorder.snapshot.exported_step == step
 
