@@ -103,13 +103,6 @@ def held_text(part: PoolPart) -> str:
     return "; ".join(segment["text"] for segment in pool_bar(part)["segments"])
 
 
-def legend(pool: Pool) -> list[dict[str, str]]:
-    """Returns what the colors of the bars stand for, those that occur."""
-    there = {share.held for part in pool.parts for share in part.shares}
-    found = [{"held": held.value, "text": HELD_LABELS[held]} for held in Held if held in there]
-    return [*found, {"held": FREE, "text": FREE}]
-
-
 # ---------------------------------------------------------------------- sentences
 
 

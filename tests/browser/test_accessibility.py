@@ -48,7 +48,7 @@ LABELS = """(nodes) => Object.fromEntries([...document.querySelectorAll(nodes)]
   .map((node) => [Object.values(node.dataset)[0] ?? 'lengths', [node.ariaLabel,
     ...(node.getAttribute('aria-describedby') ?? '').split(' ').filter(Boolean)
       .map((id) => document.getElementById(id).textContent)].filter(Boolean).join(' ')]))"""
-CHARTS, COMPARED = "[data-figure], [data-fit], .rs-lengths-plot", "[data-compare]"
+CHARTS, COMPARED = "[data-figure], [data-pool], .rs-lengths-plot", "[data-compare]"
 RING = """() => {
   const node = document.activeElement;
   const style = getComputedStyle(node.closest('.rs-train .container > .wrap') ?? node);
@@ -309,10 +309,8 @@ def test_every_chart_says_in_words_what_it_shows_now(opened):
     open_place(page, "new")
     open_other_settings(page)
     page.locator("#field-train-batch_size :is(input, textarea)").fill("16")
-    page.wait_for_function(
-        "label => (document.querySelector('[data-fit=host]')?.ariaLabel ?? label) !== label",
-        arg=before["host"],
-    )
+    expect(page.locator(".rs-fit-panel [data-field=size]")).to_contain_text("up to 2,048 tokens")
+    assert page.locator("[data-pool=host]").get_attribute("aria-label") != before["host"]
     page.locator("#field-data-max_seq_len :is(input, textarea)").fill("32")
     page.locator("#field-data-max_seq_len :is(input, textarea)").blur()
     page.wait_for_function(

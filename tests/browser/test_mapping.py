@@ -50,6 +50,10 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     expect(page.locator("#start")).to_be_disabled()
     expect(page.locator(".rs-reasons")).to_contain_text("Which column is the prompt")
 
+    system = mapping.get_by_label("System message")
+    expect(system).to_be_hidden()
+    mapping.get_by_text("More columns").click()
+    expect(system).to_be_visible()
     mapping.locator("[data-role=prompt]").select_option(label=HOSTILE)
     mapping.locator("[data-role=completion]").select_option(label="Wohin")
     expect(mapping).to_contain_text("Columns (your choice)")

@@ -106,6 +106,9 @@ def test_in_a_narrow_window_the_summary_is_a_bar(page):
     summary = page.locator(".rs-side").bounding_box()
     assert summary["height"] < 100 and summary["width"] == 390
     expect(page.locator(".rs-fit-panel h3")).to_be_in_viewport()
+    clock = page.locator(".rs-fit-panel .rs-clock")
+    expect(clock).to_be_in_viewport()
+    assert clock.evaluate("node => node.scrollWidth <= node.clientWidth"), "it is cut"
     expect(needs).to_be_hidden()
     page.get_by_role("button", name="Details of the Summary").click()
     expect(needs).to_be_in_viewport()

@@ -77,6 +77,7 @@ ANY_MODEL = "any/model"
 AFTER_TOKENIZER = "The first rows are shown once the model's tokenizer is there."
 NO_TOKENIZER = "The tokenizer of the model is missing."
 UNKNOWN_COLUMNS = "Which column is the prompt, and which the answer?"
+WRONG_SETTING = "A setting needs your attention"
 TO_CONFIRM = "One thing to confirm"
 UNUSED_FLAGS = "data.unused_flags"
 TAKEN_OVER = (
@@ -137,10 +138,11 @@ class Checker:
         except ConfigError as error:
             sentence = as_labeled(describe_error(error))
             field = _component_id(error.field)
-            return unchecked("A setting needs your attention", sentence, field)
+            return unchecked(WRONG_SETTING, sentence, field)
         except RamstreamError as error:
             field = _component_id(str(error).partition(":")[0])
-            return unchecked("Cannot be checked yet", as_labeled(str(error)), field)
+            headline = WRONG_SETTING if field else "Cannot be checked yet"
+            return unchecked(headline, as_labeled(str(error)), field)
         except Exception as error:  # noqa: BLE001  the page shows any fault of the program
             return unchecked("Cannot be checked", unforeseen(error))
         found = self._run_length(config)

@@ -11,20 +11,19 @@ from typing import Any
 
 from app.form.settings_form import as_labeled
 from app.labels import in_bytes, in_count
-from app.pages.new.fit_figures import fit_figure, item_color
 from app.pages.new.fixes import best_suggestions, suggestion_card
 from app.pages.new.known_models import card_id, model_title
 from app.pages.new.receipt import TO_MEASURE, clock, queue_text
 from app.pages.new.run_length import RunLength
 from app.shared.pool_labels import (
+    FREE,
     cost_in_a_sentence,
     held_text,
-    legend,
     places_text,
     pool_bar,
 )
 from engine.planning.fit.memory_items import Item, PartName
-from engine.planning.fit.pool import PoolPart
+from engine.planning.fit.pool import PoolPart, held_by
 from engine.planning.fit.pool_costs import Costs
 from engine.planning.fit.report import HOST_WATTS, FitReport
 from engine.planning.fit.requirements import FitStatus, Part
@@ -68,7 +67,6 @@ def unchecked(headline: str, sentence: str, wrong: str | None = None) -> dict[st
         "clock": clock(None, ""),
         "lives": "",
         "lives_more": "",
-        "legend": [],
         "bars": [],
         "time": [],
         "suggestions": [],
@@ -170,7 +168,6 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         "fixes": {**beside.fixes, **({beside.lacks: TRY_AGAIN} if beside.lacks else {})},
         "lives": lives,
         "lives_more": more,
-        "legend": legend(report.pool),
         "bars": _bars(report, beside, has_costs),
         "time": _time_rows(report) if fits else [],
         "suggestions": suggestions,
@@ -301,9 +298,12 @@ def _bars(report: FitReport, beside: Beside, has_costs: bool) -> list[dict[str, 
 
 def _bar(label: str, text: str, pooled: PoolPart, part: Part) -> dict[str, Any]:
     """Returns one bar, for GPU memory, RAM or disk: what it holds of the pool, the same as text,
-    and its items with a figure of them.
+    and its items, each with what it is for (`held`), whose color it has in the bar.
     """
-    largest = max(part.items, key=lambda item: item.bytes)
+    items = [_item(item) for item in part.items if item.bytes]
+    if part.limit is not None and part.limit > part.total:
+        free = in_bytes(part.limit - part.total)
+        items.append({"name": FREE.capitalize(), "text": free, "note": "", "held": FREE})
     return {
         "name": pooled.name.value,
         "label": label,
@@ -313,10 +313,8 @@ def _bar(label: str, text: str, pooled: PoolPart, part: Part) -> dict[str, Any]:
         "tone": HEADLINES[part.status][0],
         "pool": pool_bar(pooled),
         "held": f"{label}: {held_text(pooled)}.",
-        "items": [_item(item) for item in part.items if item.bytes],
+        "items": items,
         "note": _part_note(part),
-        "caption": f"{label}: {text}, most of it {largest.words} ({in_bytes(largest.bytes)}).",
-        "figure": fit_figure(part),
     }
 
 
@@ -324,9 +322,18 @@ def _item(item: Item) -> dict[str, Any]:
     return {
         "name": item.words,
         "text": in_bytes(item.bytes),
-        "note": item.note,
-        "color": item_color(item.kind),
+        "note": _item_note(item),
+        "held": held_by(item.kind).value,
     }
+
+
+def _item_note(item: Item) -> str:
+    """Returns the note on an item without a beginning that says its name again."""
+    if item.note.lower().startswith(f"{item.words.lower()} "):
+        return item.note[len(item.words) + 1 :]
+    first, _, rest = item.note.partition(", ")
+    said = (text.strip().lower().removesuffix("s") for text in (first, item.words))
+    return rest if len(set(said)) == 1 else item.note
 
 
 def _part_text(part: Part) -> str:

@@ -1,15 +1,12 @@
 // One part of the pool of memory: GPU memory, RAM or disk. A bar shows what the part holds and
-// which units live there; below it stand what that costs a step, and every item.
+// which units live there; below it stand what that costs a step, and every item with its color.
 
-import { SmallFigure } from "../../shared/charts/small_figure.js";
 import { el } from "../../shared/dom.js";
 
 export class FitPart {
     constructor({ name, label }) {
         this.pool = el("span", { class: "rs-pool-bar", role: "img", "data-pool": name });
         this.cost = el("span", { class: "rs-pool-caption", "data-caption": "cost" });
-        const plot = el("div", { class: "rs-fit-bar", role: "img", "data-fit": name });
-        this.bar = new SmallFigure(plot);
         this.rows = el("tbody");
         this.note = el("p", { class: "rs-hint" });
         this.root = el(
@@ -19,13 +16,11 @@ export class FitPart {
             this.pool,
             this.cost,
             this.note,
-            plot,
             el("table", {}, this.rows),
         );
     }
 
     show(bar) {
-        this.bar.show(bar.figure, bar.caption);
         this.note.textContent = bar.note;
         this.rows.replaceChildren(...bar.items.map(itemRow));
         this.pool.ariaLabel = bar.held;
@@ -54,9 +49,8 @@ function limit({ limit }) {
     return [node];
 }
 
-function itemRow({ name, text, note, color }) {
-    const key = el("i");
-    key.style.background = color;
+function itemRow({ name, text, note, held }) {
+    const key = el("i", { "data-held": held });
     const small = note ? el("small", {}, note) : null;
     return el("tr", {}, el("th", { scope: "row" }, key, name, small), el("td", {}, text));
 }
@@ -73,5 +67,3 @@ export function needRow({ name, short, text, share, tone }) {
         el("span", {}, text),
     );
 }
-
-export const legendRow = ({ held, text }) => el("li", {}, el("i", { "data-held": held }), text);

@@ -13,6 +13,14 @@ export function unfold() {
     if (isFolded()) document.querySelector(TITLE)?.click();
 }
 
+// A list that is too narrow for its value says the whole of it in a tip.
+export function tipsOfLists() {
+    document.addEventListener("pointerover", ({ target }) => {
+        if (!target.matches?.(".rs-train .secondary-wrap > input")) return;
+        target.title = target.scrollWidth > target.clientWidth ? target.value : "";
+    });
+}
+
 export function summarize(shown) {
     const title = document.querySelector(TITLE);
     if (!title) return;

@@ -151,11 +151,26 @@ export class Mapping {
         );
         kinds.value = kind;
         this.selects = new Map(this.mapping.kinds[kind].map((role) => [role, this.select(role)]));
-        this.part("roles").replaceChildren(
-            el("label", {}, "A row is", kinds),
-            ...[...this.selects].map(([role, node]) => el("label", {}, PARTS[role], node)),
-        );
+        const labels = (isNeeded) =>
+            [...this.selects]
+                .filter(([role]) => this.isNeeded(role) === isNeeded)
+                .map(([role, node]) => el("label", {}, PARTS[role], node));
+        const rest = this.more(labels(false));
+        const parts = [el("label", {}, "A row is", kinds), ...labels(true), rest];
+        this.part("roles").replaceChildren(...parts.filter(Boolean));
         if (inside) this.part("roles").querySelector(`[data-role="${inside}"]`)?.focus();
+    }
+
+    // The parts that few rows have, folded unless one of them is chosen or a person looked.
+    more(labels) {
+        if (!labels.length) return null;
+        const wasOpen = this.part("roles").querySelector("details")?.open;
+        const isUsed = [...this.selects.keys()].some(
+            (role) => !this.isNeeded(role) && this.chosen[role] !== undefined,
+        );
+        const rest = el("details", {}, el("summary", {}, "More columns"), el("div", {}, ...labels));
+        rest.open = Boolean(wasOpen || isUsed);
+        return rest;
     }
 
     select(role) {

@@ -50,7 +50,8 @@ export class Receipt {
         field(this.root, "job").replaceChildren(...job.map((line) => el("li", {}, line)));
         this.part("clock").hidden = !clock.text;
         this.part("clock").title = clock.why;
-        setText(field(this.root, "clock"), clock.text + doneAt(clock.seconds));
+        setText(field(this.root, "clock"), clock.text);
+        setText(field(this.root, "done"), doneAt(clock.seconds));
         this.part("measure").hidden = !clock.to_measure;
         const pace = field(this.root, "pace");
         pace.hidden = !clock.note;

@@ -8,8 +8,8 @@ import { CopyCommand } from "./copy_command.js";
 import { DerivedDefaults } from "./derived_defaults.js";
 import { FieldLink } from "./field_link.js";
 import { differ, findingOn, isOf, withFinding } from "./finding.js";
-import { FitPart, legendRow, needRow } from "./fit_part.js";
-import { summarize } from "./folded.js";
+import { FitPart, needRow } from "./fit_part.js";
+import { summarize, tipsOfLists } from "./folded.js";
 import { Models } from "./models.js";
 import { NewHead } from "./new_head.js";
 import { offerCard, reasonRow } from "./offers.js";
@@ -149,6 +149,7 @@ function mountVerdict(place) {
     place.link = new FieldLink(place.element.querySelector('[data-part="to-field"]'));
     askAfterPauses(place);
     listenToBoxes(place);
+    tipsOfLists();
     new Suggestions(place.models);
     place.defaults = new DerivedDefaults({
         nameOf: settingOf,
@@ -459,7 +460,6 @@ const UNCHECKED = {
     model: null,
     lives: "",
     lives_more: "",
-    legend: [],
     bars: [],
     time: [],
     suggestions: [],
@@ -484,7 +484,6 @@ function drawFit(place, fit) {
     );
     field(element, "needs").replaceChildren(...fit.bars.map(needRow));
     drawParts(place, fit.bars);
-    field(element, "legend").replaceChildren(...fit.legend.map(legendRow));
     field(element, "time").replaceChildren(...fit.time.map(timeRow));
     place.link.show(fit.field, fit.reasons[0]);
     writeRunLength("length", fit.run_length);

@@ -18,21 +18,8 @@ export class SmallFigure {
         const text = JSON.stringify(figure);
         if (text === this.shown) return;
         this.shown = text;
-        const isLying = figure.data[0]?.orientation === "h";
-        this.node.replaceChildren(...(isLying ? stacked(figure) : histogram(figure)));
+        this.node.replaceChildren(...histogram(figure));
     }
-}
-
-// One bar of segments, and the limit.
-function stacked({ data, layout }) {
-    const end = layout.xaxis.range[1];
-    let at = 0;
-    const segments = data.map((trace) => {
-        const bar = placed("i", { left: at / end, width: trace.x[0] / end });
-        at += trace.x[0];
-        return colored(bar, trace.marker.color, hoverText(trace, 0));
-    });
-    return [...segments, ...lines(layout, [0, end])];
 }
 
 // Bars from the bottom, with an axis of their widths and one of their heights.

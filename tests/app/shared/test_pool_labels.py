@@ -10,7 +10,6 @@ from app.shared.pool_labels import (
     FREE,
     cost_in_a_sentence,
     held_text,
-    legend,
     places_text,
     pool_bar,
 )
@@ -81,10 +80,6 @@ def test_planes_that_live_elsewhere_than_the_rest_are_named():
     assert gradients["label"] == "gradients"
     assert gradients["text"] == "the whole model: gradients: 14.0 GiB"
     assert held_text(part) == "the whole model: gradients: 14.0 GiB; free: 6.00 GiB"
-
-
-def test_the_legend_has_what_occurs():
-    assert [each["held"] for each in legend(POOL)] == ["model", "copy", "step", "program", FREE]
 
 
 def test_places_in_sentences():

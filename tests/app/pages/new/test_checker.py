@@ -18,7 +18,6 @@ import app.pages.new.checker
 from app.form.settings_form import as_labeled, read_config, shown_values
 from app.pages.new.checker import AFTER_TOKENIZER, NO_TOKENIZER, Checker
 from app.pages.new.draft import DRAFT_FILE, Drafts
-from app.pages.new.fit_figures import fit_figure
 from app.pages.new.fit_panel import LACKS, NO_MODEL, TO_DOWNLOAD
 from app.pages.new.fixes import SHOWN
 from app.pages.new.form_routes import form_routes
@@ -34,9 +33,7 @@ from engine.machine.offload_folder import Mount
 from engine.model.build.find_shape import adapted_shape
 from engine.model.build.pretrained_files import load_tokenizer
 from engine.model.build.shape_of_run import shape_of_run
-from engine.planning.fit.memory_items import Item, MemoryItem
 from engine.planning.fit.report import estimate
-from engine.planning.fit.requirements import Part
 from engine.text import GIB
 from tests.support.data_tokenizers import NO_END
 from tests.support.folders import make_data
@@ -110,10 +107,12 @@ def test_bars_and_items_add_up_to_what_the_report_says(checker):
     assert [bar["name"] for bar in verdict["bars"]] == ["gpu", "host", "disk"]
     for bar in verdict["bars"]:
         part = getattr(report, bar["name"])
-        segments = [trace for trace in bar["figure"]["data"] if trace.get("meta") != "free"]
-        assert sum(trace["x"][0] for trace in segments) == pytest.approx(part.total / GIB, rel=1e-4)
-        assert [trace["name"] for trace in segments] == [item["name"] for item in bar["items"]]
-        assert bar["text"] in bar["caption"]
+        *items, free = bar["items"]
+        assert [item["name"] for item in items] == [each.words for each in part.items if each.bytes]
+        assert (free["name"], free["held"]) == ("Free", "free")
+        # Each color of the bar is that of an item, and the other way round.
+        drawn = {segment["held"] for segment in bar["pool"]["segments"]}
+        assert drawn == {item["held"] for item in bar["items"]}
 
 
 def test_gpu_memory_that_the_plan_fills_on_purpose_is_no_warning(checker):
@@ -188,8 +187,7 @@ def test_what_does_not_fit_names_by_how_much_and_cannot_start(checker):
     host = verdict["bars"][1]
     assert (verdict["tone"], verdict["can_start"], host["tone"]) == ("bad", False, "bad")
     assert " · only " in host["text"] and host["share"] == 1 and verdict["time"] == []
-    (line,) = host["figure"]["layout"]["shapes"]
-    assert line["x0"] < sum(trace["x"][0] for trace in host["figure"]["data"])
+    assert host["pool"]["limit"] < 1 and host["items"][-1]["name"] != "Free"
 
 
 @pytest.mark.parametrize("kind, text", [("tmpfs", "in RAM"), ("nfs4", "of the network")])
@@ -455,24 +453,6 @@ def test_every_known_model_has_a_verdict_without_the_hub(checker):
     assert len(names) == len(set(names)) > 50
     assert read_config(shown(model__source=names[-1])).model.source == names[-1]
     assert checker.fit_panel(shown(model__source=names[-1]))["size"]
-
-
-def test_the_limit_is_a_line_and_what_is_free_a_segment():
-    items = (
-        Item(MemoryItem.RUNTIME, GIB),
-        Item(MemoryItem.UNKNOWN, 2 * GIB, "", "<b>"),
-        Item(MemoryItem.EXPORT, 0),
-    )
-    figure = fit_figure(Part(items, 10 * GIB))
-    assert [(trace["name"], trace["x"]) for trace in figure["data"]] == [
-        ("Runtime", [1]),
-        ("<b>", [2]),
-        ("free", [7]),
-    ]
-    assert "&lt;b&gt;: 2.00 GiB" in figure["data"][1]["hovertemplate"]
-    assert figure["layout"]["shapes"][0]["x0"] == 10 < figure["layout"]["xaxis"]["range"][1]
-    unknown = fit_figure(Part(items, None))
-    assert unknown["layout"]["shapes"] == [] and len(unknown["data"]) == 2
 
 
 # ------------------------------------------------------------------ the route

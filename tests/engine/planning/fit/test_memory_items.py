@@ -8,10 +8,9 @@ import json
 
 import pytest
 
-from app.pages.new.fit_figures import item_color
-from app.shared.charts.drawing import GRAY
 from engine.machine.known_machines import named_machine, with_figures
 from engine.planning.fit.memory_items import Item, MemoryItem, PartName, items_of, read_item
+from engine.planning.fit.pool import Held, held_by
 from engine.planning.fit.predictions import predictions
 from engine.planning.fit.report import _breaking, estimate
 from engine.planning.fit.requirements import TRACKERS_BYTES, Part, SessionFacts
@@ -250,7 +249,7 @@ def test_an_item_of_another_version_is_ordinary_and_keeps_its_name():
     reported = {"name": "Loading margin, runtime data", "bytes": GIB, "note": ""}
     (unknown,) = items_of({"gpu": {"items": [reported | {"share": 0.5}]}}, PartName.GPU)
     assert unknown.kind is MemoryItem.UNKNOWN and unknown.to_dict() == reported
-    assert item_color(unknown.kind) == GRAY
+    assert held_by(unknown.kind) == Held.PROGRAM
     found = predictions({"host": {"items": [reported]}, "gpu": {"items": [reported]}})
     assert found == {"loading_peak_bytes": 0, "host_bytes": GIB, "gpu_peak_bytes": GIB}
     (share,) = host_shares({"host": {"items": [reported]}}, HostFigures({}, 0, 0, 0))
