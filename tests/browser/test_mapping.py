@@ -117,11 +117,11 @@ def test_a_column_chosen_while_the_same_data_are_read_again_stays(page, tmp_path
     box.press("Enter")
     page.wait_for_function("window.chosenWhileRead")
     expect(mapping).to_contain_text("Columns (your choice)")
-    expect(mapping.locator("tr", has_text="nr").locator("td").last).to_have_text("completion")
+    expect(mapping.locator("tr", has_text="nr").locator("td").last).to_have_text("answer")
     # Two choices in a row, the second one before the answer to the first.
     mapping.locator("[data-role=completion]").select_option(label="notes")
     mapping.locator("[data-role=prompt]").select_option(label="Wohin")
-    expect(mapping.locator("tr", has_text="notes").locator("td").last).to_have_text("completion")
+    expect(mapping.locator("tr", has_text="notes").locator("td").last).to_have_text("answer")
     expect(mapping.locator("tr", has_text="Wohin").locator("td").last).to_have_text("prompt")
     expect(page.locator(".rs-preview ol li").first).to_contain_text("it is 1")
     expect(page.locator(".rs-preview ol li").first.locator("mark")).to_have_text(re.compile("^a"))
@@ -156,7 +156,9 @@ def test_columns_of_a_mix_are_chosen_source_by_source(page, tmp_path):
     )
     box.press("Enter")
     mapping = page.locator(".rs-mapping")
-    expect(mapping.locator("summary")).to_contain_text("Check your columns in first.jsonl (2 of 3)")
+    expect(mapping.locator("[data-field=mapping-state]")).to_contain_text(
+        "Check your columns in first.jsonl (2 of 3)"
+    )
     expect(page.locator("#start")).to_be_disabled()
     # What was typed since is not lost to columns of the data before.
     text = box.input_value()
@@ -167,11 +169,11 @@ def test_columns_of_a_mix_are_chosen_source_by_source(page, tmp_path):
         "We do not know these column names"
     )
     mapping.get_by_role("button", name="Use these columns").click()
-    expect(mapping.locator("summary")).to_contain_text(
+    expect(mapping.locator("[data-field=mapping-state]")).to_contain_text(
         "Check your columns in second.jsonl (3 of 3)"
     )
     mapping.locator("[data-role=prompt]").select_option(label="c")  # the two change places
-    expect(mapping.locator("summary")).to_contain_text(
+    expect(mapping.locator("[data-field=mapping-state]")).to_contain_text(
         "Columns (your choice) in first.jsonl (2 of 3)"
     )
     expect(page.locator("#start")).to_be_enabled()
@@ -185,5 +187,7 @@ def test_columns_of_a_mix_are_chosen_source_by_source(page, tmp_path):
     ).to_contain_text("plus 1 is")
 
     mapping.get_by_role("button", name="Go back to automatic").click()
-    expect(mapping.locator("summary")).to_contain_text("Check your columns in first.jsonl (2 of 3)")
+    expect(mapping.locator("[data-field=mapping-state]")).to_contain_text(
+        "Check your columns in first.jsonl (2 of 3)"
+    )
     assert "columns" not in yaml.safe_load(box.input_value())[1]

@@ -32,7 +32,7 @@ export function drawPreview(place, preview) {
     place.mapping ??= new Mapping(element.querySelector(".rs-mapping"), (changes) =>
         applyColumns(place, changes),
     );
-    if (!isOfColumnsBefore(place, preview)) {
+    if (!isOfColumnsBefore(place, preview) && !isBeforeRefusal(place, preview)) {
         place.mapping.show(preview.mapping ?? null, failed && !preview.confirm);
     }
     place.source = preview.given?.["data.source"];
@@ -79,6 +79,7 @@ function applyColumns(place, changes) {
     const { source } = place;
     if (source !== typedSource()) {
         // Other data were typed meanwhile, and their preview has been requested.
+        place.isRefused = true;
         place.mapping.report(OTHER_DATA);
         return;
     }
@@ -94,6 +95,14 @@ function isOfColumnsBefore(place, { given = {} }) {
     place.awaitsMapped = false;
     if (!awaitsMapped || !mapped || given["data.source"] !== mapped.source) return false;
     return columnsIn(given) !== mapped.columns;
+}
+
+// Whether columns were refused since other data were typed, and this is once more an answer on the
+// data before. Its columns would be refused, too: the sentence that says why stays until the answer
+// on what was typed.
+function isBeforeRefusal(place, { given = {} }) {
+    place.isRefused &&= given["data.source"] !== typedSource();
+    return place.isRefused;
 }
 
 // The columns that values of the form name, as text that can be compared.
