@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.layout_shifts import assert_still, observe_from_here
 from tests.browser.screen import OPENED_RUN, box, press, run_of
 from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
@@ -17,12 +18,7 @@ expect.set_options(timeout=WAIT_MILLISECONDS)
 
 LARGE = "deepseek-ai/DeepSeek-V3"
 WATCH = """() => {
-  // What the Summary says right after a click, and how much the page moves.
-  window.shifts = [];
-  new PerformanceObserver((list) => {
-    for (const each of list.getEntries()) if (!each.hadRecentInput) window.shifts.push(
-      [each.value, each.sources.map(({node}) => node?.className || node?.nodeName).join(', ')]);
-  }).observe({type: 'layout-shift'});
+  // What the Summary says right after a click.
   document.addEventListener('change', () => setTimeout(() => {
     window.said ??= document.querySelector('.rs-fit-panel h3').textContent;
   }));
@@ -57,6 +53,7 @@ def test_from_the_choice_to_its_answer_the_summary_checks_and_start_waits(page, 
     expect(headline(page)).to_contain_text("Fits")
     runs = list(server.runs.glob("*/config.yaml"))
     page.evaluate(WATCH)
+    observe_from_here(page)
     late = held(page)
     card.click()
     expect(headline(page)).to_have_text("Checking …")
@@ -65,8 +62,8 @@ def test_from_the_choice_to_its_answer_the_summary_checks_and_start_waits(page, 
     page.locator("#start").dispatch_event("click")
     page.wait_for_timeout(800)
     expect(headline(page)).to_have_text("Checking …")
-    shifts = page.evaluate("window.shifts")
-    assert late and sum(value for value, _ in shifts) < 0.05, shifts
+    assert late
+    assert_still(page)
     answered(page, late)
     expect(headline(page)).to_have_text("Does not fit")
     expect(page.locator("#start")).to_be_disabled()

@@ -7,6 +7,7 @@ from playwright.sync_api import expect
 
 from app.form.settings_form import shown_values
 from engine.config.settings import TrainConfig
+from tests.browser.layout_shifts import assert_still, forget, observe_opening
 from tests.browser.screen import OPENED_RUN, state, verdict
 from tests.support.browser import ROOT, WAIT_MILLISECONDS, answer
 from tests.support.sets import BROWSER_FLOWS
@@ -15,22 +16,11 @@ pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
-MOST = 0.05
-"""Sum of the shifts, as a share of the window, over a whole run."""
-SHIFTS = """(() => {
-  window.shifts = [];
-  new PerformanceObserver((list) => {
-    for (const each of list.getEntries()) if (!each.hadRecentInput) window.shifts.push([
-      each.value, document.querySelector('.rs-head')?.dataset.phase,
-      each.sources.map(({node}) => node?.className || node?.nodeName).join(', ')]);
-  }).observe({type: 'layout-shift', buffered: true});
-})()"""
-
 
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (390, 844)])
 def test_nothing_jumps_over_a_whole_run(blank, server, width, height):
     page = blank
-    page.add_init_script(SHIFTS)
+    observe_opening(page)
     page.set_viewport_size({"width": width, "height": height})
     preset = TrainConfig.load(ROOT / "presets/starter.yaml")
     config = preset.with_values(
@@ -46,7 +36,7 @@ def test_nothing_jumps_over_a_whole_run(blank, server, width, height):
     page.locator("#start:not([disabled])").click()
     expect(page).to_have_url(OPENED_RUN)
     expect(verdict(page)).to_be_visible()
-    page.evaluate("window.shifts = []")
+    forget(page)
     heights = {verdict(page).bounding_box()["height"]}
     expect(state(page)).to_have_text("Running")
     page.wait_for_selector("[data-figure=loss] .main-svg")
@@ -55,12 +45,7 @@ def test_nothing_jumps_over_a_whole_run(blank, server, width, height):
     expect(verdict(page)).to_have_attribute("data-phase", "over")
     page.wait_for_timeout(1500)  # what is drawn after the end
     heights.add(verdict(page).bounding_box()["height"])
-    shifts = page.evaluate("window.shifts")
-    print(
-        "\n".join(f"{value:.4f} {phase} {nodes}" for value, phase, nodes in shifts if value > 0.001)
-    )
-    told = "\n".join(f"{value:.4f} {phase} {nodes}" for value, phase, nodes in shifts)
-    assert sum(value for value, *_ in shifts) < MOST, told
+    assert_still(page)
     assert len(heights) == 1, heights
     # What its machine did takes one line, which opens.
     fold = page.get_by_role("button", name="Machine")

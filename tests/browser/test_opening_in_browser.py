@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
+from tests.browser.layout_shifts import assert_still, observe_opening
 from tests.browser.screen import address, recorded_run
 from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
@@ -13,15 +14,6 @@ pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
-LARGEST_SHIFT = 0.05
-"""Half of what counts as good (web.dev/cls)."""
-SHIFTS = """(() => {
-  window.shifts = [];
-  new PerformanceObserver((list) => {
-    for (const {value, sources} of list.getEntries())
-      shifts.push([value, sources.map(({node}) => node?.id || node?.className || node?.nodeName)]);
-  }).observe({type: 'layout-shift', buffered: true});
-})()"""
 OPENED = {
     "new": "#start:not([disabled])",
     "overview": "[data-figure=loss] .main-svg",
@@ -39,12 +31,11 @@ SETTLES = 500
 def test_nothing_jumps_while_a_page_opens(blank, server, name, width):
     run = recorded_run(server, 60).id
     blank.set_viewport_size({"width": width, "height": 900})
-    blank.add_init_script(SHIFTS)
+    observe_opening(blank)
     blank.goto(address(server, run) if name == "overview" else f"{server.address}/?show={name}")
     blank.wait_for_selector(OPENED[name], state="attached")
     blank.wait_for_timeout(SETTLES)
-    shifts = blank.evaluate("window.shifts")
-    assert sum(value for value, _ in shifts) < LARGEST_SHIFT, shifts
+    assert_still(blank)
 
 
 def test_the_first_tab_offers_to_skip_the_sidebar_and_the_address_stays(blank, server):
