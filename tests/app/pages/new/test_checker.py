@@ -330,6 +330,21 @@ def test_data_that_a_run_would_refuse_at_once_start_none(tmp_path):
         checker.read_trainable(given | {"data.source": "someone/on-the-hub"})
 
 
+def test_a_download_takes_disk_in_the_summary_and_on_the_card(checker, monkeypatch):
+    given = shown(model__source="Qwen/Qwen2.5-1.5B-Instruct")
+    machine = app.pages.new.checker.read_machine(".")
+    needed = _estimate(read_config(given)).disk.total
+    small = replace(machine, disk_free=needed + GIB // 2)
+    monkeypatch.setattr(app.pages.new.checker, "read_machine", lambda folder: small)
+    for downloads in (False, True):
+        checker._session.engine.downloads_weights = lambda config, now=downloads: now
+        panel, cards = checker.fit_panel(given), checker.models(None, given)["models"]
+        card = next(card for card in cards if card["id"] == given["model.source"])
+        assert (panel["can_start"], card["fits"]) == (not downloads, not downloads)
+        assert ("more disk" in card["text"]) == downloads == (cards[0] is not card)
+        assert panel["bars"][-1]["text"].endswith("after the download") == downloads
+
+
 def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path, monkeypatch):
     """A model of the catalog, which nobody has downloaded, fits and cannot be begun offline."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
