@@ -29,7 +29,7 @@ FILES = {
     "training/weights": ("start_from", "multimodal_weights"),
     "model/hub": ("torch_pickle", "dequantize", "tensor_files"),
     "data/tokens": ("token_cache",),
-    "planning/shape": ("shape_cache",),
+    "": ("kept_files",),
 }
 """So do these of other packages of the engine; their others read a model that a person has named.
 """
@@ -85,9 +85,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "self._file.parent.rmdir": "it removes an empty folder and no link",
     },
     "engine/data/tokens/token_cache.py": {"root.mkdir": "the folder of the cache is the owner's"},
-    "engine/planning/shape/shape_cache.py": {
-        "file.parent.mkdir": "the folder of the cache is the owner's"
-    },
+    "engine/kept_files.py": {"file.parent.mkdir": "the folder of the cache is the owner's"},
     "engine/runs/record/run_folder.py": {"runs.mkdir": "the folder of runs is the owner's"},
     "engine/training/loop/webhook.py": {
         "urllib.request.build_opener(_NoRedirect).open": "an address of the network"
@@ -96,10 +94,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "APP.rglob": "files of the program",
         "_templates()[name].read_text": "a file of the program",
     },
-    "app/pages/hardware/kept_rows.py": {
-        "file.read_bytes": "files of the program",
-        "file.parent.mkdir": "the folder of the cache is the owner's",
-    },
+    "app/pages/hardware/kept_rows.py": {"file.read_bytes": "files of the program"},
     "app/pages/new/draft.py": {"self._folder.mkdir": "the folder of runs is the owner's"},
     "engine/training/loop/memory_watch.py": {
         "Path('/proc/self/clear_refs').write_text": "the system's own file",

@@ -28,9 +28,6 @@ REASONS: dict[str, dict[str, str]] = {
     "engine/model/hub/hub.py": {
         "_fetched of the module is changed": "a cache: files that this process has found whole",
     },
-    "engine/planning/shape/shape_cache.py": {
-        "_sources() at import": "the engine's code as this process read it",
-    },
     "engine/model/build/library.py": {
         "threading.local() at import": READ_HERE,
     },

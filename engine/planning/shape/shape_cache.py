@@ -1,32 +1,27 @@
 """Shapes of models built on this machine are kept in files, so that the shape of a known model is
 found without torch.
 
-Each shape is one small JSON file in the folder `shapes` of the cache folder. Its name is a digest
-of everything that decides the shape: the bytes of the model's config.json, dtype and attention, the
-versions of the libraries and the engine's own source files. A file that is damaged, unreadable or
-of another form counts as missing. If the folder cannot be written to, nothing is kept.
+Each shape is one small JSON file in the folder `shapes` of the cache folder (`KeptFiles`). Its name
+is a digest of everything that decides the shape: the bytes of the model's config.json, dtype and
+attention, the versions of the libraries and the engine's own source files. A file that is damaged
+or of another form counts as missing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import math
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-from engine import safe_files
 from engine.config.adapters import Adapters
 from engine.config.trained_parts import Parts
 from engine.files import code_digest
-from engine.paths import cache_folder
+from engine.kept_files import KeptFiles
 from engine.planning.shape.model_shape import ModelShape
 from engine.planning.shape.quantized_weights import Method
 from engine.planning.shape.sequence_tiling import TiledBlock
@@ -51,7 +46,6 @@ from engine.planning.shape.serialize import (
 FORM = 2
 """The files have this form. A file of another form counts as missing."""
 MOST_FILES = 200
-_OURS = re.compile(r"[0-9a-f]{64}\.json|\..+")
 LIBRARIES = ("torch", "transformers", "accelerate", "kernels")
 """The versions of these libraries affect a shape; `kernels` because some families compute
 differently when it is installed.
@@ -63,7 +57,6 @@ and measuring a model imports, and how the model of a run is read. A test walks 
 
 _ELSEWHERE = "configuration_files"
 """With this key a config.json names other files for some versions of transformers."""
-_MOST_BYTES = 1 << 20
 _MOST_UNITS = 100_000
 _LARGEST = 1 << 62
 _NUMBERS = {
@@ -95,13 +88,12 @@ def shape_key(
         config = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    if _SOURCES is None or not isinstance(config, dict) or _ELSEWHERE in config:
+    if not isinstance(config, dict) or _ELSEWHERE in config:
         return None
     trained = None if parts is None else asdict(parts)
     deciding = [FORM, hashlib.sha256(content).hexdigest(), dtype, attention, trained]
     deciding += [] if changes is None else [changes]
-    deciding += [_versions(), _SOURCES]
-    return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()
+    return FILES.key([*deciding, _versions()])
 
 
 def kept_shape(key: str, dtype: str, source: str) -> ModelShape | None:
@@ -109,41 +101,18 @@ def kept_shape(key: str, dtype: str, source: str) -> ModelShape | None:
 
     Returns None if there is no valid file.
     """
-    try:
-        file = _file(key)
-        content = safe_files.read_bytes(file, file.parent, _MOST_BYTES)
-        shape = _read(content, key, dtype, source)
-    except (OSError, RuntimeError):
-        return None
-    if shape is not None:
-        with contextlib.suppress(OSError):
-            # The least recently used files are removed first.
-            os.utime(file, follow_symlinks=False)
-    return shape
+    content = FILES.read(key)
+    return None if content is None else _read(content, key, dtype, source)
 
 
 def keep_shape(key: str, shape: ModelShape) -> None:
-    """Writes the file for `shape` under `key` atomically.
-
-    Nothing is kept if the folder cannot be written to, if the engine's files were edited since this
-    process read them, or if reading the file would not give an equal shape.
-    """
+    """Writes the file for `shape` under `key`, unless reading it would not give an equal shape."""
     try:
         content = _written(key, shape)
-        if _sources() != _SOURCES or _read(content, key, shape.dtype, shape.source) != shape:
-            return
-        file = _file(key)
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        safe_files.write_whole(file, content, file.parent, durable=False)
-        # Files left behind by a process that ended while writing count as well.
-        safe_files.remove_oldest(file.parent, _OURS, MOST_FILES)
-    except (OSError, ValueError, TypeError, RuntimeError):
+    except (ValueError, TypeError):
         return
-
-
-def _file(key: str) -> Path:
-    """Returns the file for a key. Raises RuntimeError if the user has no home folder."""
-    return cache_folder() / "shapes" / f"{key}.json"
+    if _read(content, key, shape.dtype, shape.source) == shape:
+        FILES.keep(key, content)
 
 
 # ---------------------------------------------------------------------- what decides a shape
@@ -161,16 +130,12 @@ def _versions() -> list[str | None]:
     return found
 
 
-def _sources() -> str | None:
-    """Returns a digest of the code that decides a shape. Returns None if it cannot be read."""
-    try:
-        return code_digest(ROOMS)
-    except OSError:
-        return None
+def _sources() -> list[str]:
+    """Returns a digest of the code that decides a shape."""
+    return [code_digest(ROOMS)]
 
 
-_SOURCES = _sources()
-"""The digest for the files that this process runs."""
+FILES = KeptFiles("shapes", MOST_FILES, _sources)
 
 
 # ---------------------------------------------------------------------- files

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from engine import safe_files
+from engine import kept_files, safe_files
 from engine.data.sources.open_source import open_source
 from engine.data.tokens import column_survey, token_cache
 from engine.data.tokens.column_survey import whole_survey
@@ -175,7 +175,7 @@ def test_no_file_of_another_is_removed_to_keep_a_cache_small(own_cache):
     (own_cache / "shapes" / "notes.txt").write_text("a note")
     for number in range(4):
         (own_cache / "shapes" / f"{number:064x}.json").write_text("{}")
-    safe_files.remove_oldest(own_cache / "shapes", shape_cache._OURS, 2)
+    safe_files.remove_oldest(own_cache / "shapes", kept_files.OURS, 2)
     left = sorted(os.listdir(own_cache / "shapes"))
     assert len(left) == 3 and left[-1] == "notes.txt"
 

@@ -11,7 +11,7 @@ from engine.planning.shape import shape_cache
 @pytest.fixture
 def unedited(monkeypatch):
     """The engine is what this process read, also while somebody edits it."""
-    monkeypatch.setattr(shape_cache, "_sources", lambda: shape_cache._SOURCES)
+    monkeypatch.setattr(shape_cache.FILES, "sources", lambda: shape_cache.FILES.first)
 
 
 @pytest.fixture

@@ -222,7 +222,7 @@ def test_what_would_not_be_read_again_is_not_kept(own_cache, changes):
 
 
 def test_nothing_is_kept_of_an_engine_that_was_edited_meanwhile(own_cache, monkeypatch):
-    monkeypatch.setattr(shape_cache, "_sources", lambda: "of an edited engine")
+    monkeypatch.setattr(shape_cache.FILES, "sources", lambda: ["of an edited engine"])
     keep_shape(KEY, SHAPE)
     assert not (own_cache / "shapes").exists()
 
@@ -247,7 +247,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path, monkeypatch, f
 
 
 def test_a_full_disk_leaves_nothing_behind(own_cache, monkeypatch):
-    def fails(*_paths):
+    def fails(*_paths, **_folders):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fails)
@@ -256,7 +256,7 @@ def test_a_full_disk_leaves_nothing_behind(own_cache, monkeypatch):
 
 
 def test_the_oldest_go_and_what_is_in_use_stays(own_cache, monkeypatch):
-    monkeypatch.setattr(shape_cache, "MOST_FILES", 5)
+    monkeypatch.setattr(shape_cache.FILES, "most", 5)
     keys = [f"{k:064x}" for k in range(7)]
     for age, key in enumerate(keys[:5]):
         keep_shape(key, SHAPE)

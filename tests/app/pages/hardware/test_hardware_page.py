@@ -287,7 +287,7 @@ def test_the_column_of_a_known_machine_outlives_the_program(tmp_path, monkeypatc
     file.write_bytes(file.read_bytes()[:-40])
     assert Tab(tmp_path).call("hardware/column", asked[0]).json() == first
     assert [column.name for (column,) in computed] == [HERE, "H200"]
-    monkeypatch.setattr(kept_rows, "_first_sources", lambda: ["other code"])
+    monkeypatch.setattr(kept_rows._files(), "first", ["other code"])
     assert Tab(tmp_path).call("hardware/column", asked[0]).json() == first
     assert [column.name for (column,) in computed] == [HERE, "H200", "H200"]
 
