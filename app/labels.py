@@ -128,6 +128,13 @@ def in_digits(value: float | None) -> str:
     return f"{value:.3g}" if abs(value) < 1e-3 else f"{value:.4g}"
 
 
+def in_energy(watt_hours: float) -> str:
+    """Returns an energy with two digits, as in 0.0038 Wh, and whole watt-hours from 10 on."""
+    if watt_hours >= 10:
+        return f"{watt_hours:,.0f} Wh"
+    return f"{in_digits(float(f'{watt_hours:.2g}'))} Wh"
+
+
 def _three_digits(value: float) -> str:
     """Returns a number with at most three digits. The thresholds are where rounding would add a
     fourth digit.

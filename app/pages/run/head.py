@@ -37,9 +37,11 @@ def head(
         return {"phase": phase, "facts": []} | before
     over = result(snapshot, state, saved, judged, export_from)
     if over is not None:
+        # Of a run that was never evaluated, nobody knows whether it learned.
+        is_known = bool(len(snapshot.evals)) or judged.main.tone != "good"
         return {
             "phase": "over",
-            "tone": judged.main.tone,
+            "tone": judged.main.tone if is_known else "calm",
             "steps": [],
         } | (over | {"facts": over["facts"][:FACTS_SHOWN]})
     main = _main(judged)

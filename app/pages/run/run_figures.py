@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from app.labels import in_bytes, in_count, in_digits, in_share, in_step_time, in_time
+from app.labels import in_bytes, in_count, in_digits, in_energy, in_share, in_step_time, in_time
 from app.pages.run.learning_figures import (
     accuracy_figure,
     loss_figure,
@@ -85,7 +85,7 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
     if len(memory) and any(memory.power):
         cards = f"{len(snapshot.ranks)} GPUs" if snapshot.ranks else "GPU"
         texts["power"] = (
-            f"{float(np.median(memory.power)):,.0f} W · {in_digits(memory.energy[-1])} Wh so far, "
+            f"{float(np.median(memory.power)):,.0f} W · {in_energy(memory.energy[-1])} so far, "
             f"{cards} alone"
         )
     if len(snapshot.norms):
@@ -180,7 +180,7 @@ def _step_time_text(snapshot: RunSnapshot) -> str:
     for name, share in recent_shares(snapshot).items():
         if share >= SHARE_SEEN:
             parts.append(f"{PARTS[name][0]} {in_share(share)}")
-    return f"latest steps: {', '.join(parts)}" if parts else ""
+    return f"Latest steps: {' · '.join(parts)}" if parts else ""
 
 
 def _norms_text(snapshot: RunSnapshot) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.labels import in_bytes, in_count, in_digits, in_share, in_step_time
+from app.labels import in_bytes, in_count, in_digits, in_energy, in_share, in_step_time
 from app.pages.run.places import places
 from app.pages.run.ranks import fullest_gpu
 from app.shared.run_bar import recent_median
@@ -38,7 +38,7 @@ def tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
     if len(memory) and memory.gpu_total[-1]:
         shown.append(_gpu_tile(snapshot))
     if any(memory.power[-SAMPLES_READ:]):
-        energy = f"{in_digits(memory.energy[-1])} Wh so far"
+        energy = f"{in_energy(memory.energy[-1])} so far"
         shown.append(_tile("Power", f"{memory.power[-1]:,.0f} W", energy))
     return shown
 

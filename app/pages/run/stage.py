@@ -25,7 +25,7 @@ TITLES = {
 COMPILING = "Compiling takes a while, once."
 WHAT_IT_IS = {
     "download": "Later runs find it on this machine.",
-    "tokenize": "Every row becomes tokens.",
+    "tokenize": "Turning every row into tokens.",
     "load_model": "Weights are read from the disk into RAM.",
     "allocate": "RAM is reserved for weights, gradients and optimizer states.",
     "dry_run": "Testing the largest step, so memory problems show now.",
