@@ -26,7 +26,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-from engine.config.export_choice import EXPORT_DTYPES, EXPORT_FORMS, EXPORT_FROM, ExportChoice
+from engine.config.export_choice import (
+    EXPORT_DTYPES,
+    EXPORT_FORMS,
+    EXPORT_FROM,
+    GGUF,
+    GGUF_TYPES,
+    ExportChoice,
+)
 from engine.errors import ConfigError, HostMemoryError, RamstreamError
 from engine.machine.primitive_cache import bound_kept_kernels
 from engine.paths import program_command
@@ -352,7 +359,9 @@ def _check_arguments(commands: _Commands) -> None:
 
 
 def _export_arguments(commands: _Commands) -> None:
-    export = commands.add_parser("export", help="write a run's model as a Hugging Face folder")
+    export = commands.add_parser(
+        "export", help="write a run's model as a Hugging Face folder or a GGUF file"
+    )
     export.add_argument("run_id")
     export.add_argument("folder", type=argument_types.path)
     export.add_argument(
@@ -365,14 +374,16 @@ def _export_arguments(commands: _Commands) -> None:
     )
     export.add_argument(
         "--dtype",
-        choices=EXPORT_DTYPES,
+        choices=tuple(dict.fromkeys((*EXPORT_DTYPES, *GGUF_TYPES))),
         default="auto",
-        help="of the weights (the model's own by default; float32 has all of the masters)",
+        help="of the weights (the model's own by default; float32 has all of the masters; a GGUF "
+        "file may also have float16 and q8_0)",
     )
     export.add_argument(
         "--form",
-        choices=EXPORT_FORMS,
-        help="the whole model, or the adapters alone (as output.export_form by default)",
+        choices=(*EXPORT_FORMS, GGUF),
+        help="the whole model, the adapters alone (as output.export_form by default), or one GGUF "
+        "file for llama.cpp, Ollama and LM Studio",
     )
     command_arguments.runs_dir_argument(export)
     export.set_defaults(run=_export)

@@ -13,6 +13,11 @@ ExportFrom = Literal["best", "last"]
 EXPORT_FROM: tuple[ExportFrom, ...] = ("best", "last")
 ExportForm = Literal["model", "adapter"]
 EXPORT_FORMS: tuple[ExportForm, ...] = ("model", "adapter")
+"""Forms of a folder of Hugging Face, which a run may write at its end."""
+GGUF = "gguf"
+"""Form of one file that llama.cpp, Ollama and LM Studio read."""
+GgufType = Literal["q8_0", "bfloat16", "float16", "float32"]
+GGUF_TYPES: tuple[GgufType, ...] = ("q8_0", "bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True)
@@ -24,22 +29,26 @@ class ExportChoice:
     checkpoint: int | None = None
     """Step of the checkpoint that is exported; None leaves that to `weights`."""
     dtype: str = "auto"
-    """Dtype of the written weights; `auto` is the model's own."""
+    """Dtype of the written weights; `auto` is the model's own. A GGUF file may also have float16
+    and q8_0.
+    """
     weights: str | None = None
     """`best` exports the best weights that the run has kept, `last` the newest checkpoint that
     verifies. None means what the run's `output.export_from` says, or those that are there.
     """
     form: str | None = None
     """Of a run that trained adapters, `model` exports the whole model, into which they are merged,
-    and `adapter` exports them alone. None is the run's `output.export_form`.
+    and `adapter` exports them alone. None is the run's `output.export_form`. `gguf` writes the
+    whole model as one file.
     """
 
     def __post_init__(self) -> None:
-        if self.dtype not in EXPORT_DTYPES:
-            known = ", ".join(EXPORT_DTYPES)
+        dtypes = (*EXPORT_DTYPES, *GGUF_TYPES) if self.form == GGUF else EXPORT_DTYPES
+        if self.dtype not in dtypes:
+            known = ", ".join(dict.fromkeys(dtypes))
             raise ConfigError("output.export_dtype", f"{self.dtype!r} is unknown; give {known}.")
-        if self.form is not None and self.form not in EXPORT_FORMS:
-            known = " or ".join(EXPORT_FORMS)
+        if self.form is not None and self.form not in (*EXPORT_FORMS, GGUF):
+            known = " or ".join((*EXPORT_FORMS, GGUF))
             raise ConfigError("output.export_form", f"{self.form!r} is unknown; give {known}.")
         if self.weights is None:
             return

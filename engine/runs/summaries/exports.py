@@ -33,6 +33,8 @@ class NotedExport:
     is_adapter: bool
     time: float
     """End of the export, in Unix seconds."""
+    file: str = ""
+    """Name of the GGUF file in the folder, if it has one."""
 
 
 _decode = Decoder(NotedExport).decode

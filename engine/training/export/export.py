@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -20,7 +20,13 @@ from torch import nn
 
 from engine import safe_files
 from engine.config.adapters import Adapters
-from engine.config.export_choice import AS_CONFIGURED, ExportChoice, written_dtype
+from engine.config.export_choice import (
+    AS_CONFIGURED,
+    GGUF,
+    ExportChoice,
+    GgufType,
+    written_dtype,
+)
 from engine.config.settings import TrainConfig
 from engine.data.tokens.trained_ends import ends_of_run, ids_of
 from engine.errors import RunError
@@ -45,6 +51,7 @@ from engine.runtime.host.host_states import HostStates
 from engine.training.checkpoints.checkpoint import CheckpointInfo
 from engine.training.export.export_adapter import save_adapter
 from engine.training.export.export_parts import parts_of, write_parts
+from engine.training.export.gguf_file import GgufFile
 from engine.training.export.model_card import CARD, Exported, model_card
 from engine.training.export.modelfile import MODELFILE, modelfile
 from engine.training.export.weight_files import WeightFiles
@@ -122,7 +129,8 @@ def export_run(
     checkpoint, weights = choice.checkpoint, choice.weights
     with open_checkpoint(runs_dir, run_id, checkpoint, reading, weights) as opened:
         config, dtype = opened.config, written_dtype(choice.dtype, opened.model.dtype)
-        adapters = adapters_alone(config, choice.form)
+        is_gguf = choice.form == GGUF
+        adapters = None if is_gguf else adapters_alone(config, choice.form)
         snapshot = RunSnapshot()
         catch_up(snapshot, Follower(open_run(runs_dir, run_id).events_path))
         step, known = opened.checkpoint.step, read_benchmarks(open_run(runs_dir, run_id).path)
@@ -136,14 +144,18 @@ def export_run(
             opened.host_states,
             opened.tokenizer,
             config.model.source,
-            choice.dtype,
+            "float32" if dtype == "float32" else "auto" if is_gguf else choice.dtype,
             card,
             adapters,
             ends,
         )
-        write_model(trained, target, progress, replaces=False)
+        file = ""
+        if is_gguf:
+            file = write_gguf(trained, target, cast(GgufType, dtype), config.name, progress)
+        else:
+            write_model(trained, target, progress, replaces=False)
         is_adapter = adapters is not None
-        noted = NotedExport(run_id, str(target), step, dtype, is_adapter, time.time())
+        noted = NotedExport(run_id, str(target), step, dtype, is_adapter, time.time(), file)
         note_export(Path(runs_dir), noted)
         return opened.checkpoint
 
@@ -185,25 +197,8 @@ def write_model(
     replaces: a folder that is there is removed, such as an earlier export of the run; otherwise
     only an empty one.
     """
-    folder = Path(folder).expanduser().absolute()
-    needed = trained.bytes
-    if disk_free(folder) < needed:
-        raise RunError(
-            f"The export needs {needed:,} bytes at {folder} and {disk_free(folder):,} are free; "
-            "free some disk space or choose another folder."
-        )
-    partial = folder.with_name(f".{folder.name}.partial")
-    made = [parent for parent in folder.parents if not parent.exists()]
 
-    def written(share: float) -> None:
-        progress(round(share * needed), needed, "Writing the model")
-
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Libraries write into it by its name. It may be left from before, or be a link.
-        safe_files.remove_tree(partial, folder.parent)
-        partial.mkdir()
-        written(0.0)
+    def fill(partial: Path, written: Callable[[float], None]) -> None:
         if trained.adapters is not None:
             named = trained.source, trained.written_dtype, partial
             save_adapter(trained.model, trained.host_states, trained.adapters, named)
@@ -223,6 +218,61 @@ def write_model(
             safe_files.write_whole(partial / MODELFILE, text, partial, durable=False)
         if trained.card:
             safe_files.write_whole(partial / CARD, trained.card, partial, durable=False)
+
+    folder = Path(folder).expanduser().absolute()
+    _write_folder(folder, trained.bytes, progress, replaces, fill)
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def write_gguf(
+    trained: TrainedModel, folder: Path, kind: GgufType, name: str, progress: Progress = no_progress
+) -> str:
+    """Writes a model as a GGUF file into `folder`, which must be empty or missing, with a Modelfile
+    for Ollama, and returns the name of the file. name: of the run.
+
+    Adapters are merged. Otherwise it is as for `write_model`.
+    """
+    file = GgufFile(trained.model, trained.tokenizer, trained.ends, kind)
+    file_name = file.name(name)
+
+    def fill(partial: Path, written: Callable[[float], None]) -> None:
+        parts = parts_of(trained.model, trained.host_states, _empty_copy(trained))
+        file.write(partial / file_name, name, parts, written)
+        text = modelfile(trained.tokenizer, trained.ends, f"./{file_name}")
+        safe_files.write_whole(partial / MODELFILE, text, partial, durable=False)
+
+    _write_folder(folder, file.bytes, progress, False, fill)
+    return file_name
+
+
+def _write_folder(
+    folder: Path,
+    needed: int,
+    progress: Progress,
+    replaces: bool,
+    fill: Callable[[Path, Callable[[float], None]], None],
+) -> None:
+    """Lets `fill` write `needed` bytes into a temporary folder next to `folder`, and renames it
+    into place.
+    """
+    if disk_free(folder) < needed:
+        raise RunError(
+            f"The export needs {needed:,} bytes at {folder} and {disk_free(folder):,} are free; "
+            "free some disk space or choose another folder."
+        )
+    partial = folder.with_name(f".{folder.name}.partial")
+    made = [parent for parent in folder.parents if not parent.exists()]
+
+    def written(share: float) -> None:
+        progress(round(share * needed), needed, "Writing the model")
+
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Libraries write into it by its name. It may be left from before, or be a link.
+        safe_files.remove_tree(partial, folder.parent)
+        partial.mkdir()
+        written(0.0)
+        fill(partial, written)
         open_to_others(partial)
         written(1.0)
         _put_in_place(partial, folder, replaces)
@@ -240,7 +290,6 @@ def write_model(
                 "another folder."
             ) from error
         raise
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _put_in_place(partial: Path, folder: Path, replaces: bool) -> None:

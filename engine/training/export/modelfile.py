@@ -15,12 +15,13 @@ MODELFILE = "Modelfile"
 _STOP = "PARAMETER stop "
 
 
-def modelfile(tokenizer: Any, ends: Sequence[str] = ()) -> str:
-    """Returns the Modelfile of an exported folder. It has a TEMPLATE only if that gives the same
-    tokens as the tokenizer's own chat template; else a comment has the reason. Answers stop
-    at `ends`, the tokens that were trained to end one, and where the template ends a turn.
+def modelfile(tokenizer: Any, ends: Sequence[str] = (), source: str = ".") -> str:
+    """Returns the Modelfile of an exported folder, with the model in `source`. It has a TEMPLATE
+    only if that gives the same tokens as the tokenizer's own chat template; else a comment has the
+    reason. Answers stop at `ends`, the tokens that were trained to end one, and where the template
+    ends a turn.
     """
-    lines = ["# ollama create NAME -f Modelfile", "FROM ."]
+    lines = ["# ollama create NAME -f Modelfile", f"FROM {source}"]
     stops = [*ends, *_template_ends(tokenizer)]
     try:
         shape = shape_of(tokenizer)

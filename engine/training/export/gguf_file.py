@@ -1,0 +1,176 @@
+"""A trained model as one GGUF file, which llama.cpp, Ollama and LM Studio read.
+
+The format is that of the package `gguf` (github.com/ggml-org/llama.cpp), which also rounds weights
+to Q8_0: blocks of 32 values share a factor in fp16, and each is a whole number of 8 bits.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.config.export_choice import GgufType
+from engine.errors import RunError
+from engine.model.build.units import StreamedModel
+from engine.training.export.gguf_family import Family, family_of
+from engine.training.export.gguf_tokenizer import Vocabulary, vocabulary
+
+PACKAGE = "gguf"
+SUFFIX = ".gguf"
+_LABELS: dict[GgufType, str] = {
+    "q8_0": "Q8_0",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float32": "F32",
+}
+_BITS: dict[GgufType, float] = {"q8_0": 8.5, "bfloat16": 16, "float16": 16, "float32": 32}
+_BLOCK = 32
+"""Values that share a factor in Q8_0."""
+
+
+def refuse_without_package() -> None:
+    """Raises RunError if the package that writes the format is not installed."""
+    if importlib.util.find_spec(PACKAGE) is None:
+        raise RunError(
+            f"A GGUF file is written by the package gguf, which is not installed; run: "
+            f"{Path(sys.executable).name} -m pip install gguf"
+        )
+
+
+class GgufFile:
+    """A GGUF file of a model, in one of its types. Raises RunError for a model or a tokenizer that
+    llama.cpp would not run as it was trained.
+    """
+
+    def __init__(self, model: StreamedModel, tokenizer: Any, ends: tuple[str, ...], kind: GgufType):
+        refuse_without_package()
+        if model.non_text:
+            raise RunError(
+                "A GGUF file has the text part of a model alone, and this one also reads images or "
+                "sound; export a folder, and convert it by convert_hf_to_gguf.py of llama.cpp."
+            )
+        self._model = model
+        self._kind = kind
+        self._family: Family = family_of(model.config)
+        self._vocabulary: Vocabulary = vocabulary(tokenizer, model.config.vocab_size, ends)
+
+    def name(self, run: str) -> str:
+        """Returns the name of the file of a run that is called `run`."""
+        letters = "".join(each if each.isalnum() or each in "-._" else "-" for each in run)
+        return f"{letters.strip('-.') or 'model'}-{_LABELS[self._kind]}{SUFFIX}"
+
+    @property
+    def bytes(self) -> int:
+        """Returns the bytes that the weights take in the file, a little more than they do."""
+        specs = [spec for layout in self._model.layouts for spec in layout.parameters]
+        values = sum(spec.numel for spec in specs if not spec.adapter)
+        return round(values * _BITS[self._kind] / 8)
+
+    def write(
+        self,
+        path: Path,
+        title: str,
+        parts: Iterable[tuple[dict[str, Tensor], float]],
+        written: Callable[[float], None],
+    ) -> None:
+        """Writes the file. `parts` are the weights by name, each with the fraction that is done
+        with it, in the order of the model's units; `written` is called with that.
+        """
+        import gguf
+
+        writer = gguf.GGUFWriter(path, self._family.name)
+        self._family.write(writer, title)
+        self._vocabulary.write(writer)
+        writer.add_file_type(_file_type(self._kind))
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        more = self._family.more()
+        for name, shape in self._shapes():
+            self._announce(writer, self._family.name_of(name), shape)
+        for name, values in more.items():
+            self._announce(writer, name, tuple(values.shape))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        try:
+            for weights, share in parts:
+                for name, values in weights.items():
+                    writer.write_tensor_data(self._stored(self._family.laid_out(name, values)))
+                written(share)
+            for values in more.values():
+                writer.write_tensor_data(self._stored(values))
+        finally:
+            writer.close()
+
+    def _shapes(self) -> Iterable[tuple[str, tuple[int, ...]]]:
+        """Yields the names of the weights with their shapes, in the order in which they come."""
+        for unit in self._model.units:
+            for spec in unit.layout.parameters:
+                if not spec.adapter:
+                    yield spec.full_name, tuple(spec.shape)
+
+    def _announce(self, writer: Any, name: str, shape: tuple[int, ...]) -> None:
+        empty = self._stored(torch.empty(shape, device="meta"))
+        kind = _raw_type(self._kind_of(shape))
+        writer.add_tensor_info(name, empty.shape, empty.dtype, empty.nbytes, raw_dtype=kind)
+
+    def _kind_of(self, shape: tuple[int, ...]) -> GgufType:
+        # Vectors are a hundredth of a percent of a model, and llama.cpp computes with them in fp32.
+        if len(shape) < 2:
+            return "float32"
+        return "float16" if self._kind == "q8_0" and shape[-1] % _BLOCK else self._kind
+
+    def _stored(self, values: Tensor) -> np.ndarray:
+        """Returns the values of a weight as the file has them, empty for one on the meta device."""
+        kind = self._kind_of(tuple(values.shape))
+        if values.is_meta:
+            return _empty(tuple(values.shape), kind)
+        if kind == "bfloat16":
+            return values.to(torch.bfloat16).contiguous().view(torch.uint8).numpy()
+        if kind == "float16":
+            return _halves(values)
+        singles = values.to(torch.float32).contiguous().numpy()
+        if kind == "float32":
+            return singles
+        from gguf.quants import quantize
+
+        return quantize(singles, _raw_type(kind))
+
+
+def _halves(values: Tensor) -> np.ndarray:
+    halves = values.to(torch.float16)
+    if not torch.isfinite(halves).all():
+        raise RunError(
+            "Weights of this model are too large for float16; choose bfloat16 or q8_0 for the file."
+        )
+    return halves.contiguous().numpy()
+
+
+def _empty(shape: tuple[int, ...], kind: GgufType) -> np.ndarray:
+    """Returns an array without memory of its own, of the shape and dtype that `kind` is kept in."""
+    from gguf.quants import quant_shape_to_byte_shape
+
+    if kind in ("float32", "float16"):
+        return np.broadcast_to(np.zeros((), kind), shape)
+    return np.broadcast_to(
+        np.zeros((), np.uint8), quant_shape_to_byte_shape(shape, _raw_type(kind))
+    )
+
+
+def _raw_type(kind: GgufType) -> Any:
+    import gguf
+
+    return gguf.GGMLQuantizationType[_LABELS[kind]]
+
+
+def _file_type(kind: GgufType) -> Any:
+    import gguf
+
+    name = "ALL_F32" if kind == "float32" else f"MOSTLY_{_LABELS[kind]}"
+    return gguf.LlamaFileType[name]

@@ -1,0 +1,123 @@
+"""The vocabulary of a GGUF file: tokens, merges, how a text is divided before they apply, and which
+tokens begin and end a text, as llama.cpp reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.data.tokens.trained_ends import ids_of
+from engine.errors import RunError
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
+_SPLITS = {
+    _CONTRACTIONS + _WORDS + r"|\p{N}" + _REST: "qwen2",
+    _CONTRACTIONS + _WORDS + r"|\p{N}{1,3}" + _REST: "llama-bpe",
+}
+"""llama.cpp's names for the patterns that divide a text (llama-vocab.cpp)."""
+_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
+"""Kinds of tokens (gguf.TokenType)."""
+_MODEL = "gpt2"
+"""llama.cpp's name for pairs of bytes that are merged."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a GGUF file has of a tokenizer."""
+
+    tokens: list[str]
+    kinds: list[int]
+    merges: list[str]
+    divided_by: str
+    begins: int | None
+    """Token that begins a text, if there is one."""
+    is_begun: bool
+    """That token is put before each text."""
+    ends: int | None
+    pad: int | None
+    template: str | None
+
+    def write(self, writer: Any) -> None:
+        """Adds it to the metadata of a file. writer: gguf.GGUFWriter."""
+        writer.add_tokenizer_model(_MODEL)
+        writer.add_tokenizer_pre(self.divided_by)
+        writer.add_token_list(self.tokens)
+        writer.add_token_types(self.kinds)
+        writer.add_token_merges(self.merges)
+        if self.begins is not None:
+            writer.add_bos_token_id(self.begins)
+        if self.ends is not None:
+            writer.add_eos_token_id(self.ends)
+        if self.pad is not None:
+            writer.add_pad_token_id(self.pad)
+        writer.add_add_bos_token(self.is_begun)
+        if self.template:
+            writer.add_chat_template(self.template)
+
+
+def vocabulary(tokenizer: Any, rows: int, ends: Sequence[str] = ()) -> Vocabulary:
+    """Returns the vocabulary of a tokenizer, for an embedding of so many `rows`. ends: ids of the
+    tokens that were trained to end an answer; the first of them ends one in the file.
+
+    Raises RunError for a tokenizer that llama.cpp would not follow token by token.
+    """
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    model = content["model"]
+    if model["type"] != "BPE" or model.get("byte_fallback"):
+        raise _unknown(f"merges no pairs of bytes ({model['type']})")
+    divided_by = _divided_by(content, bool(model.get("ignore_merges")))
+    if divided_by is None:
+        raise _unknown("divides a text in a way that llama.cpp has no name for")
+    by_id = {number: token for token, number in model["vocab"].items()}
+    kinds = dict.fromkeys(by_id, _NORMAL)
+    for added in content["added_tokens"]:
+        by_id[added["id"]] = added["content"]
+        kinds[added["id"]] = _CONTROL if added["special"] else _USER_DEFINED
+    if len(by_id) > rows:
+        raise _unknown(f"has {len(by_id):,} tokens, and the embedding {rows:,} rows")
+    merges = [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
+    trained = ids_of(tokenizer, ends)
+    begins = tokenizer.bos_token_id
+    return Vocabulary(
+        # A row without a token has a name of its own, which no text contains.
+        [by_id.get(number, f"[PAD{number}]") for number in range(rows)],
+        [kinds.get(number, _UNUSED) for number in range(rows)],
+        merges,
+        divided_by,
+        begins,
+        begins is not None and tokenizer("a")["input_ids"][:1] == [begins],
+        trained[0] if trained else tokenizer.eos_token_id,
+        tokenizer.pad_token_id,
+        tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None,
+    )
+
+
+def _divided_by(content: dict[str, Any], ignores_merges: bool) -> str | None:
+    """Returns llama.cpp's name for how a tokenizer divides a text, or None if it has none."""
+    outer = content.get("pre_tokenizer") or {}
+    steps = outer["pretokenizers"] if outer.get("type") == "Sequence" else [outer]
+    if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1].get("add_prefix_space"):
+        return None
+    has_own_pattern = steps[-1].get("use_regex", True)
+    kinds = [step["type"] for step in steps[:-1]]
+    name = None
+    if has_own_pattern and not kinds:
+        name = "gpt-2"
+    elif has_own_pattern and kinds == ["Digits"] and steps[0].get("individual_digits"):
+        name = "smollm"
+    elif not has_own_pattern and kinds == ["Split"] and steps[0]["behavior"] == "Isolated":
+        name = _SPLITS.get(steps[0]["pattern"].get("Regex"))
+    # llama.cpp takes whole words that are tokens, without merging them, where the name says so.
+    return name if (name == "llama-bpe") == ignores_merges else None
+
+
+def _unknown(why: str) -> RunError:
+    return RunError(
+        f"This tokenizer {why}, so no GGUF file of this model would read a text as it was trained; "
+        "export a folder instead."
+    )
