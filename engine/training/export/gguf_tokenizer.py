@@ -5,6 +5,7 @@ tokens begin and end a text, as llama.cpp reads them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ _SPLITS = {
 """llama.cpp's names for the patterns that divide a text (llama-vocab.cpp)."""
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 """Kinds of tokens (gguf.TokenType)."""
+_CONTROLLING = re.compile(r"<\|.*\|>", re.DOTALL)
+"""llama.cpp takes tokens of such names for controlling ones, whatever the file says."""
 _MODEL = "gpt2"
 """llama.cpp's name for pairs of bytes that are merged."""
 
@@ -77,7 +80,8 @@ def vocabulary(tokenizer: Any, rows: int, ends: Sequence[str] = ()) -> Vocabular
     kinds = dict.fromkeys(by_id, _NORMAL)
     for added in content["added_tokens"]:
         by_id[added["id"]] = added["content"]
-        kinds[added["id"]] = _CONTROL if added["special"] else _USER_DEFINED
+        is_control = added["special"] or _CONTROLLING.fullmatch(added["content"])
+        kinds[added["id"]] = _CONTROL if is_control else _USER_DEFINED
     if len(by_id) > rows:
         raise _unknown(f"has {len(by_id):,} tokens, and the embedding {rows:,} rows")
     merges = [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
