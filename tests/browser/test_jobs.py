@@ -78,6 +78,18 @@ def test_nothing_can_be_exported_or_pushed_before_the_page_knows_of_which_run(
     open_view(page, "export")  # it asks again
     for card in cards:
         expect(card.locator("form")).to_be_visible()
+
+    # A GGUF file has precisions of its own, and a tokenizer that it cannot have is refused.
+    card, target = cards[0], server.folder / "file"
+    expect(card.get_by_role("option", name="Adapters only")).to_have_count(0)
+    card.get_by_label("Form").select_option("gguf")
+    expect(card.get_by_label("Precision")).to_have_value("q8_0")
+    card.get_by_label("Folder on this machine").fill(str(target))
+    card.get_by_role("button", name="Export", exact=True).click()
+    expect(page.locator("[data-field=export-caption]")).to_contain_text(
+        "no GGUF file of this model would read a text as it was trained"
+    )
+    assert not target.exists()
     page.close()
 
 

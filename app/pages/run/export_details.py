@@ -21,7 +21,7 @@ from engine.runs.summaries.exports import noted_exports
 from engine.safe_files import FileFault
 from engine.training.checkpoints.saved_on_disk import SavedSteps, saved_steps
 from engine.training.export.modelfile import MODELFILE
-from engine.training.export.serve_commands import adapter_to_type, what_to_type
+from engine.training.export.serve_commands import adapter_to_type, gguf_to_type, what_to_type
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class _Exported:
     path: str
     about: str
     is_adapter: bool
+    file: str = ""
+    """Name of the GGUF file in it, if it has one."""
 
 
 def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]:
@@ -73,7 +75,9 @@ def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]
 def _uses(folder: RunFolder, loaded: _Exported) -> list[dict[str, str]]:
     """Returns the commands that use an export."""
     typed = what_to_type(loaded.path, _ollama_name(folder))
-    if loaded.is_adapter:
+    if loaded.file:
+        typed = gguf_to_type(loaded.path, loaded.file, _ollama_name(folder))
+    elif loaded.is_adapter:
         typed = adapter_to_type(loaded.path, _ollama_name(folder), _base_of(folder))
     return [{"label": label, "text": text} for label, text in typed]
 
@@ -105,9 +109,9 @@ def _own_export(folder: RunFolder, there: SavedSteps) -> tuple[list[_Exported], 
 def _other_exports(folder: RunFolder) -> list[_Exported]:
     found = []
     for noted in noted_exports(folder.root, folder.id):
-        what = "adapters" if noted.is_adapter else "model"
+        what = "adapters" if noted.is_adapter else "GGUF file" if noted.file else "model"
         about = f"Step {noted.step:,}, {what}, {noted.dtype}"
-        found.append(_Exported(noted.path, about, noted.is_adapter))
+        found.append(_Exported(noted.path, about, noted.is_adapter, noted.file))
     return found
 
 

@@ -5,7 +5,20 @@ import { copyText, el, field, send } from "../../shared/dom.js";
 import { JobView, noticeJobs } from "../../shared/jobs.js";
 import { commandRow } from "./settings_view.js";
 
-const UNEXPORTED = "An export is a folder that transformers, vLLM, llama.cpp and Ollama read.";
+const UNEXPORTED =
+    "An export is a folder for transformers and vLLM, or a GGUF file for llama.cpp, Ollama and " +
+    "LM Studio.";
+
+// Precisions by form, the usual one first.
+const PRECISIONS = {
+    folder: { auto: "same as training", bfloat16: "bfloat16", float32: "float32 (full)" },
+    gguf: {
+        q8_0: "Q8_0 (8 bits)",
+        bfloat16: "bfloat16",
+        float16: "float16",
+        float32: "float32 (full)",
+    },
+};
 
 export class ExportView {
     constructor(root) {
@@ -23,13 +36,22 @@ export class ExportView {
             this.exporting.caption.classList.add("rs-hidden");
             this.version = null;
         };
+        const { form } = this.exporting.form.elements;
+        form.addEventListener("change", () => this.offerPrecisions());
         this.clear();
+    }
+
+    offerPrecisions() {
+        const { form, dtype } = this.exporting.form.elements;
+        const offered = Object.entries(PRECISIONS[form.value] ?? PRECISIONS.folder);
+        dtype.replaceChildren(...offered.map(([value, text]) => el("option", { value }, text)));
     }
 
     clear() {
         this.run = null;
         this.version = null;
         this.exporting.clear();
+        this.offerPrecisions();
         this.pushing.clear();
         field(this.root, "export-weights").textContent = "";
         for (const name of [
@@ -70,9 +92,8 @@ export class ExportView {
         field(this.root, "export-weights").textContent = caption;
         field(this.root, "export-template").textContent = template;
         this.exporting.form.hidden = !can_export;
-        // Of another run, there is one form alone, and none is asked for.
-        this.root.querySelector('[data-part="export-form"]').hidden = !has_adapters;
-        this.exporting.form.elements.form.disabled = !has_adapters;
+        const adapters = this.exporting.form.querySelector('option[value="adapter"]');
+        adapters.hidden = adapters.disabled = !has_adapters;
         this.pushing.form.hidden = false;
         this.showCommands("uses", "use-rows", uses);
         this.showCommands("export-commands", "export-rows", rows);

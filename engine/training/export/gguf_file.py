@@ -6,8 +6,6 @@ to Q8_0: blocks of 32 values share a factor in fp16, and each is a whole number 
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,8 @@ from engine.errors import RunError
 from engine.model.build.units import StreamedModel
 from engine.training.export.gguf_family import Family, family_of
 from engine.training.export.gguf_tokenizer import Vocabulary, vocabulary
+from engine.training.export.modelfile import GGUF_SUFFIX
 
-PACKAGE = "gguf"
-SUFFIX = ".gguf"
 _LABELS: dict[GgufType, str] = {
     "q8_0": "Q8_0",
     "bfloat16": "BF16",
@@ -35,22 +32,12 @@ _BLOCK = 32
 """Values that share a factor in Q8_0."""
 
 
-def refuse_without_package() -> None:
-    """Raises RunError if the package that writes the format is not installed."""
-    if importlib.util.find_spec(PACKAGE) is None:
-        raise RunError(
-            f"A GGUF file is written by the package gguf, which is not installed; run: "
-            f"{Path(sys.executable).name} -m pip install gguf"
-        )
-
-
 class GgufFile:
     """A GGUF file of a model, in one of its types. Raises RunError for a model or a tokenizer that
     llama.cpp would not run as it was trained.
     """
 
     def __init__(self, model: StreamedModel, tokenizer: Any, ends: tuple[str, ...], kind: GgufType):
-        refuse_without_package()
         if model.non_text:
             raise RunError(
                 "A GGUF file has the text part of a model alone, and this one also reads images or "
@@ -64,7 +51,7 @@ class GgufFile:
     def name(self, run: str) -> str:
         """Returns the name of the file of a run that is called `run`."""
         letters = "".join(each if each.isalnum() or each in "-._" else "-" for each in run)
-        return f"{letters.strip('-.') or 'model'}-{_LABELS[self._kind]}{SUFFIX}"
+        return f"{letters.strip('-.') or 'model'}-{_LABELS[self._kind]}{GGUF_SUFFIX}"
 
     @property
     def bytes(self) -> int:

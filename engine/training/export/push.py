@@ -15,6 +15,7 @@ from engine import safe_files
 from engine.errors import RunError, first_line
 from engine.model.lora.peft_folder import CONFIG as ADAPTER_CONFIG
 from engine.progress import Progress, no_progress
+from engine.training.export.modelfile import GGUF_SUFFIX
 
 NO_LOGIN = (
     "There is no login of the Hugging Face hub on this machine: run `hf auth login` in a terminal "
@@ -81,10 +82,12 @@ def _files_of(folder: Path) -> list[Path]:
         if stat.S_ISREG(status.st_mode) and not name.startswith(".")
     )
     names = {file.name for file in files}
-    is_model = "config.json" in names or ADAPTER_CONFIG in names
-    if not is_model or not any(name.endswith(".safetensors") for name in names):
+    has_settings = "config.json" in names or ADAPTER_CONFIG in names
+    is_model = has_settings and any(name.endswith(".safetensors") for name in names)
+    if not is_model and not any(name.endswith(GGUF_SUFFIX) for name in names):
         raise RunError(
-            f"{folder} holds no exported model (config.json and .safetensors); export one first."
+            f"{folder} holds no exported model (config.json and .safetensors, or a .gguf file); "
+            "export one first."
         )
     return files
 

@@ -24,10 +24,19 @@ def what_to_type(folder: str | Path, name: str) -> list[tuple[str, str]]:
             f"python convert_hf_to_gguf.py {quoted} --outtype auto --outfile {gguf}\n"
             f"llama-cli -m {gguf} --jinja -cnv{_stops(path)}",
         ),
-        (
-            "Chat with it in Ollama",
-            f"ollama create {name} -f {shlex.quote(str(path / 'Modelfile'))}\nollama run {name}",
-        ),
+        ("Chat with it in Ollama", _ollama(path, name)),
+    ]
+
+
+def gguf_to_type(folder: str | Path, file: str, name: str) -> list[tuple[str, str]]:
+    """Returns labels with commands for a GGUF file in a folder. name: of the model in Ollama."""
+    path = Path(folder)
+    quoted = shlex.quote(str(path / file))
+    return [
+        ("Chat with it in llama.cpp", f"llama-cli -m {quoted} --jinja -cnv"),
+        ("Serve it with llama.cpp", f"llama-server -m {quoted} --jinja"),
+        ("Chat with it in Ollama", _ollama(path, name)),
+        ("Open it in LM Studio", f"lms import {quoted}"),
     ]
 
 
@@ -60,6 +69,10 @@ def adapter_to_type(folder: str | Path, name: str, base: str) -> list[tuple[str,
             f"--lora-modules {name}={shlex.quote(path)}{settings}",
         ),
     ]
+
+
+def _ollama(folder: Path, name: str) -> str:
+    return f"ollama create {name} -f {shlex.quote(str(folder / MODELFILE))}\nollama run {name}"
 
 
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)

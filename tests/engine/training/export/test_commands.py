@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
-from engine.training.export.serve_commands import adapter_to_type
+from engine.training.export.serve_commands import adapter_to_type, gguf_to_type
 
 
 def typed(folder, **config) -> str:
@@ -56,3 +57,10 @@ def test_vllm_is_told_what_ends_an_answer(tmp_path):
     assert "--generation-config" not in typed(tmp_path, r=8)
     (tmp_path / "generation_config.json").write_text("{}")
     assert f"--generation-config {tmp_path}" in typed(tmp_path, r=8)
+
+
+def test_each_program_is_given_the_file_of_a_folder_with_spaces(tmp_path):
+    folder = tmp_path / "my models"
+    for label, text in gguf_to_type(folder, "It-Q8_0.gguf", "it"):
+        named = folder / ("Modelfile" if "Ollama" in label else "It-Q8_0.gguf")
+        assert str(named) in shlex.split(text.replace("\n", " ")), label

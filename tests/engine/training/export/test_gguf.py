@@ -4,6 +4,7 @@ ends and its chat template.
 
 from __future__ import annotations
 
+import gguf
 import pytest
 import torch
 from tokenizers import Regex, pre_tokenizers
@@ -14,11 +15,11 @@ from engine.errors import ConfigError, RunError
 from engine.runs.summaries.exports import noted_exports
 from engine.training.export.export import export_run
 from engine.training.export.gguf_tokenizer import vocabulary
+from engine.training.export.push import push
 from engine.training.loop.run import start_run
 from tests.support.data_tokenizers import byte_level_tokenizer
 from tests.support.folders import make_config, make_model
 
-gguf = pytest.importorskip("gguf", reason="the extra `gguf` is not installed")
 pytestmark = pytest.mark.slow("it trains tiny models and reads files of two libraries")
 
 LLAMA3 = {
@@ -29,8 +30,10 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-ROUNDING = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3, "q8_0": 3e-2}
-"""Of logits, by type of the file, in which norms and biases stay in fp32."""
+ROUNDING = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3, "q8_0": 1e-1}
+"""Of logits, by type of the file, in which norms and biases stay in fp32. A weight in another order
+changes them altogether.
+"""
 PATTERNS = {
     name: rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -131,6 +134,8 @@ def test_its_tokenizer_is_the_trained_one(tmp_path):
     assert fields["tokenizer.ggml.pre"].contents() == "llama-bpe"
     assert fields["tokenizer.chat_template"].contents() == TEMPLATE
     assert fields["tokenizer.ggml.eos_token_id"].contents() == tokenizer.eos_token_id
+    with pytest.raises(RunError, match="no login"):
+        push(tmp_path / "out", "it")  # a folder that it takes
     kinds = fields["tokenizer.ggml.token_type"].contents()
     assert {kinds[number] for number in tokenizer.all_special_ids} == {3}
 
