@@ -17,7 +17,7 @@ from engine.model.lora.peft_folder import CONFIG as ADAPTER_CONFIG
 from engine.paths import program_command
 from engine.runs.record.run_folder import RunFolder
 from engine.runs.summaries.benchmark_results import read_benchmarks
-from engine.runs.summaries.exports import noted_exports
+from engine.runs.summaries.exports import NotedExport, noted_exports
 from engine.safe_files import FileFault
 from engine.training.checkpoints.saved_on_disk import SavedSteps, saved_steps
 from engine.training.export.modelfile import MODELFILE
@@ -109,10 +109,15 @@ def _own_export(folder: RunFolder, there: SavedSteps) -> tuple[list[_Exported], 
 def _other_exports(folder: RunFolder) -> list[_Exported]:
     found = []
     for noted in noted_exports(folder.root, folder.id):
-        what = "adapters" if noted.is_adapter else "GGUF file" if noted.file else "model"
-        about = f"Step {noted.step:,}, {what}, {noted.dtype}"
+        about = f"Step {noted.step:,}, {_kind(noted)}, {noted.dtype}"
         found.append(_Exported(noted.path, about, noted.is_adapter, noted.file))
     return found
+
+
+def _kind(noted: NotedExport) -> str:
+    if noted.file:
+        return "GGUF file"
+    return "adapters" if noted.is_adapter else "model"
 
 
 def _free_folder(folder: RunFolder) -> str:

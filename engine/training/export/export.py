@@ -144,7 +144,7 @@ def export_run(
             opened.host_states,
             opened.tokenizer,
             config.model.source,
-            "float32" if dtype == "float32" else "auto" if is_gguf else choice.dtype,
+            _dtype_of_weights(choice),
             card,
             adapters,
             ends,
@@ -158,6 +158,13 @@ def export_run(
         noted = NotedExport(run_id, str(target), step, dtype, is_adapter, time.time(), file)
         note_export(Path(runs_dir), noted)
         return opened.checkpoint
+
+
+def _dtype_of_weights(choice: ExportChoice) -> str:
+    """Returns the dtype in which weights are given to an export. A GGUF file rounds the model's
+    own, of which fp32 alone has more.
+    """
+    return "auto" if choice.form == GGUF and choice.dtype != "float32" else choice.dtype
 
 
 def adapters_alone(config: TrainConfig, form: str | None = None) -> Adapters | None:

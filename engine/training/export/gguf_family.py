@@ -48,8 +48,8 @@ class Family:
         return str(found)
 
     def laid_out(self, full_name: str, values: Tensor) -> Tensor:
-        """Returns the values of a weight in the order of the file: llama.cpp rotates pairs of
-        neighbors in the heads of a llama, where transformers rotates halves.
+        """Returns the values of a weight, in its shape, in the order of the file: llama.cpp rotates
+        pairs of neighbors in the heads of a llama, where transformers rotates halves.
         """
         owner = full_name.rsplit(".", 2)[-2]
         if self.name != "llama" or owner not in _PAIRED:

@@ -6,6 +6,7 @@ to Q8_0: blocks of 32 values share a factor in fp16, and each is a whole number 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,8 @@ class GgufFile:
 
     def name(self, run: str) -> str:
         """Returns the name of the file of a run that is called `run`."""
-        letters = "".join(each if each.isalnum() or each in "-._" else "-" for each in run)
-        return f"{letters.strip('-.') or 'model'}-{_LABELS[self._kind]}{GGUF_SUFFIX}"
+        letters = re.sub(r"[^\w.-]", "-", run).strip("-.")
+        return f"{letters or 'model'}-{_LABELS[self._kind]}{GGUF_SUFFIX}"
 
     @property
     def bytes(self) -> int:
