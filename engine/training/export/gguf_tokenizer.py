@@ -84,7 +84,7 @@ def vocabulary(tokenizer: Any, rows: int, ends: Sequence[str] = ()) -> Vocabular
         kinds[added["id"]] = _CONTROL if is_control else _USER_DEFINED
     if len(by_id) > rows:
         raise _unknown(f"has {len(by_id):,} tokens, and the embedding {rows:,} rows")
-    merges = [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
+    merges = [" ".join(pair) for pair in model["merges"]]
     trained = ids_of(tokenizer, ends)
     begins = tokenizer.bos_token_id
     return Vocabulary(
