@@ -89,6 +89,8 @@ both were compared
 What to type
 What was written
 lists those there
+first moments that fit
+Is something else using this machine
 in RAM, where blocks compute
 Turns that the template leaves out
 A question and its answer

@@ -32,8 +32,8 @@ def lengths_figure(preview: Mapping[str, Any]) -> Figure:
             "color": [_bar_color(low, longest) for low, _ in spans],
             "line": {"width": 0},
         },
-        "customdata": [_bar_text(low, high) for low, high in spans],
-        "hovertemplate": "%{customdata} tokens: %{y} examples<extra></extra>",
+        "customdata": [_bar_text(*span, n) for span, n in zip(spans, histogram["counts"])],
+        "hovertemplate": "%{customdata}<extra></extra>",
     }
     cut_line = {"color": LIMIT_COLOR, "width": 1, "dash": "dot"}
     cut = [vertical_line(longest, cut_line)] if preview["rows_cut"] else []
@@ -61,9 +61,10 @@ def _bar_color(low: int, longest: int) -> str:
     return GRAY if is_cut else BLUE
 
 
-def _bar_text(low: int, high: int) -> str:
-    """Returns the range of token counts that a bar covers, without `high`."""
-    return f"{low:,}" if high - low == 1 else f"{low:,} to {high - 1:,}"
+def _bar_text(low: int, high: int, count: int) -> str:
+    """Returns how many examples have from `low` to `high - 1` tokens."""
+    tokens = counted(low, "token") if high - low == 1 else f"{low:,} to {high - 1:,} tokens"
+    return f"{tokens}: {counted(count, 'example')}"
 
 
 def lengths_text(preview: Mapping[str, Any]) -> str:

@@ -104,7 +104,7 @@ def _fixed_notes(shape: ModelShape, choices: PlanChoices) -> dict[MemoryItem, st
             f"chunks of {len(updates.device_updated_units)} units that are updated on the device, "
             f"{updates.update_buffers} at a time"
         ),
-        MemoryItem.BLOCK_INPUT_RINGS: f"{_rings(choices)} buffers for block inputs on the host",
+        MemoryItem.BLOCK_INPUT_RINGS: f"{_rings(choices)} buffers for block inputs in RAM",
     }
 
 
@@ -142,7 +142,7 @@ def _staging_bytes(shape: ModelShape, choices: PlanChoices) -> int:
 def _staging_note(shape: ModelShape, choices: PlanChoices) -> str:
     if choices.gradients.gradients_on_gpu:
         return "the rounded gradients of all units, until the clip factor is known"
-    words = "rounded gradients on their way to the host"
+    words = "rounded gradients on their way to RAM"
     if choices.placement.gpu_resident_units:
         words += f", and those of {gpu_resident_text(shape, choices)}"
     return words

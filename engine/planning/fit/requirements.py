@@ -290,7 +290,7 @@ class Requirements:
         items += plane_items(self.shape, self.chosen.choices)
         matrix = host_matrix_bytes(self.shape, self.device)
         if matrix:
-            words = "the largest matrix, while the host updates it"
+            words = "the largest matrix, while the CPU updates it"
             items.append(Item(MemoryItem.UPDATED_MATRIX, matrix, words))
         items += self._block_inputs()
         if self.device == "cpu":

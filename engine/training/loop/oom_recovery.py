@@ -222,7 +222,7 @@ def recovery_text(moment: Moment, before: Chosen, after: Chosen) -> str:
         after.choices.activations.offloaded_block_inputs
         and not before.choices.activations.offloaded_block_inputs
     ):
-        parts.append("block inputs on the host")
+        parts.append("block inputs in RAM")
     sums = "No result changes by that."
     if after.rounding != before.rounding:
         sums = "Sums are rounded in another order from here on."

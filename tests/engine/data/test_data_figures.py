@@ -43,6 +43,8 @@ def test_lengths_are_counted_and_rows_packed_as_a_run_packs_them(tmp_path, token
     figure = lengths_figure(found)
     go.Figure(json.loads(json.dumps(figure).replace("--rs-text", "#000")))
     assert figure["data"][0]["y"] == histogram["counts"]
+    told = figure["data"][0]["customdata"]
+    assert told[-1].endswith(" tokens: 1 example") and told[0].endswith(": 2 examples")
     assert figure["layout"]["shapes"][0]["x0"] == 16
     text = lengths_text(found)
     assert text.startswith("Typical example: ") and f"({min(lengths)}–{max(lengths)})" in text
