@@ -403,8 +403,8 @@ def _rates_of_machine(
     if rates is None:
         session.log(
             "info",
-            "Measuring the bus, the device and the host once: plans are made with their rates. "
-            f"`{program_command()} bench` measures them again.",
+            "Measuring the speed of this machine once: plans are made with it. "
+            f"`{program_command()} bench` measures it again.",
         )
         try:
             rates = measure(backend, PROBE_SECONDS, lambda _: check(), for_plans=True).rates()
