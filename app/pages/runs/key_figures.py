@@ -58,16 +58,13 @@ class KeyFigure:
 
     def _best(self, runs: Sequence[RunSnapshot], values: Sequence[float | None]) -> int | None:
         known = {place: value for place, value in enumerate(values) if value is not None}
-        # The least bad of runs that have made their models worse is not the best.
-        able = [
-            place
-            for place in known
-            if not self.is_of_data or worse_than_before(runs[place]) is None
-        ]
-        if not able or len(known) < 2:
+        if len(known) < 2:
             return None
         choose = min if self.better == "least" else max
-        best = choose(able, key=known.__getitem__)
+        best = choose(known, key=known.__getitem__)
+        # A run that has made its model worse is not the best, and no greater loss is better.
+        if self.is_of_data and worse_than_before(runs[best]) is not None:
+            return None
         others = [place for place in known if place != best]
         differs = (self._differs(runs, known, best, other) for other in others)
         return best if all(differs) else None

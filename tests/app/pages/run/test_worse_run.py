@@ -129,6 +129,11 @@ def test_the_least_bad_of_such_runs_is_not_the_best(snapshot):
     assert rows["Validation loss, last"]["best"] is None
     rows = {row["name"]: row for row in key_figures([snapshot, healthy], same_data=True)}
     assert rows["Validation loss, lowest"]["best"] == 1
+    # Nor is a run with a greater training loss than that of one that is worse than before.
+    memorized = [fold(read("ends", name)) for name in ("six-rows", "six-other-rows")]
+    rows = {row["name"]: row for row in key_figures(memorized, same_data=True)}
+    assert rows["Training loss, last (smoothed)"]["best"] is None
+    assert rows["Validation loss, last"]["best"] == 0
 
 
 def test_answers_before_training_are_not_what_a_run_answered(tmp_path):
