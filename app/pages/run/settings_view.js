@@ -16,7 +16,11 @@ export class SettingsView {
             event.preventDefault();
             this.describe();
         });
-        this.form.addEventListener("input", () => this.report(""));
+        this.typed = new Set(); // the boxes with a text that is not saved
+        this.form.addEventListener("input", ({ target }) => {
+            this.typed.add(target.name);
+            this.report("");
+        });
         const copy = root.querySelector('[data-copy="config"]');
         copy.addEventListener("click", () => copyText(copy, field(root, "config")));
         this.editing = root.querySelector('[data-part="edit"]');
@@ -30,7 +34,7 @@ export class SettingsView {
     async refresh({ run_id, bar }) {
         // While a request is under way nothing else can be asked for, for a moment.
         this.editing.hidden = !bar.pending && !bar.actions.includes("change");
-        const version = JSON.stringify([run_id, bar.state, bar.settings.learning_rate]);
+        const version = JSON.stringify([run_id, bar.state, bar.settings.learning_rate, bar.name]);
         if (version === this.version) return;
         this.version = version;
         this.run = run_id;
@@ -53,19 +57,18 @@ export class SettingsView {
             this.root.querySelector(`[data-part="${name}"]`).replaceChildren();
         this.root.querySelector('[data-part="settings-changed"]').hidden = true;
         this.form.reset();
+        this.typed.clear();
         this.report("");
     }
 
     show(details) {
         this.showSettings(details.settings);
-        const { name, note, tags } = this.boxes();
-        // What is being typed is not replaced.
-        if (!this.form.contains(document.activeElement)) {
-            name.value = details.name || details.config_name;
-            note.value = details.note;
-            tags.value = details.tags;
+        const values = { name: details.name || details.config_name, note: details.note };
+        for (const [box, value] of Object.entries({ ...values, tags: details.tags })) {
+            // What was typed is not replaced.
+            if (!this.typed.has(box)) this.form.elements.namedItem(box).value = value;
         }
-        note.maxLength = details.note_limit;
+        this.boxes().note.maxLength = details.note_limit;
         field(this.root, "details-path").textContent = details.path;
         field(this.root, "config").textContent = details.config;
         field(this.root, "config-problem").textContent = details.config_problem;
@@ -100,6 +103,7 @@ export class SettingsView {
                 note: note.value,
                 tags: tags.value.split(","),
             });
+            this.typed.clear();
             this.report("Saved.");
             this.changed();
         } catch (error) {
