@@ -20,13 +20,18 @@ import itertools
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
 import yaml
 
 from engine.machine.primitive_cache import bound_kept_kernels
+from engine.model.build import measure_shape
+from engine.model.build.activations import block_shapes
+from engine.model.build.units import StreamedModel
 
 pytest.register_assert_rewrite("tests.support")  # a failure there tells the values, too
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -302,6 +307,32 @@ def quick_collections():
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def measured_once():
+    """Measures the blocks of equal models once in a process, not in each of its runs, which would
+    take 0.2 s of a core each.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("count_activations", "tiled_blocks"):
+            patch.setattr(measure_shape, name, _once_for_equal_models(getattr(measure_shape, name)))
+        yield
+
+
+def _once_for_equal_models(measure: Callable[[StreamedModel], Any]) -> Callable:
+    found: dict[tuple, Any] = {}
+
+    def measured(model: StreamedModel) -> Any:
+        kinds = [block_shapes(model, unit) for unit in model.blocks]
+        parts = [model.tiled_parts(unit) for unit in model.blocks]
+        config = model.config.to_dict() | {"_name_or_path": ""}
+        key = type(model.skeleton.model), str(config), model.dtype, str(kinds), str(parts)
+        if key not in found:
+            found[key] = measure(model)
+        return found[key]
+
+    return measured
 
 
 @pytest.fixture(autouse=True)

@@ -55,6 +55,9 @@ class ForkedProcess(subprocess.Popen):
     but for the name of the process, which is the value of its variable RANK, if it has one.
     """
 
+    modules: tuple[str, ...] = ()
+    """What is imported before the process is forked, beside MODULES."""
+
     def _execute_child(self, *given: Any) -> None:
         names = [*inspect.signature(subprocess.Popen._execute_child).parameters][1:]
         how = dict(zip(names, given, strict=True))
