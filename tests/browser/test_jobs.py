@@ -79,17 +79,10 @@ def test_nothing_can_be_exported_or_pushed_before_the_page_knows_of_which_run(
     for card in cards:
         expect(card.locator("form")).to_be_visible()
 
-    # A GGUF file has precisions of its own, and a tokenizer that it cannot have is refused.
-    card, target = cards[0], server.folder / "file"
-    expect(card.get_by_role("option", name="Adapters only")).to_have_count(0)
-    card.get_by_label("Form").select_option("gguf")
-    expect(card.get_by_label("Precision")).to_have_value("q8_0")
-    card.get_by_label("Folder on this machine").fill(str(target))
-    card.get_by_role("button", name="Export", exact=True).click()
-    expect(page.locator("[data-field=export-caption]")).to_contain_text(
-        "no GGUF file of this model would read a text as it was trained"
-    )
-    assert not target.exists()
+    # A form that this model cannot have is not offered, and why is said.
+    form = cards[0].get_by_label("Form")
+    expect(form.locator("option:enabled")).to_have_text(["Folder (transformers)"])
+    expect(cards[0].locator("[data-field=no-gguf]")).to_contain_text("does not divide texts")
     page.close()
 
 

@@ -20,6 +20,7 @@ from engine.runs.summaries.benchmark_results import read_benchmarks
 from engine.runs.summaries.exports import NotedExport, noted_exports
 from engine.safe_files import FileFault
 from engine.training.checkpoints.saved_on_disk import SavedSteps, saved_steps
+from engine.training.export.gguf_forecast import GgufForecast, forecast
 from engine.training.export.modelfile import MODELFILE
 from engine.training.export.serve_commands import adapter_to_type, gguf_to_type, what_to_type
 
@@ -49,6 +50,7 @@ def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]
     is_owed = has_export_failed and not folder.has_export
     own_path = str(folder.path.resolve() / folder.export_path.name)
     target = own_path if is_owed else _free_folder(folder)
+    gguf = forecast(_base_of(folder))
     rows = []
     if saved is not None:
         runs = str(folder.path.resolve().parent)
@@ -63,18 +65,19 @@ def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]
         "folder": target,
         "can_export": saved is not None,
         "has_adapters": _has_adapters(folder),
-        "uses": _uses(folder, exports[0]) if exports else [],
+        "no_gguf": gguf.why_not,
+        "uses": _uses(folder, exports[0], gguf.is_read) if exports else [],
         "rows": rows,
         "pushed": exports[0].path if exports else "",
         "login": _has_login(),
         "benchmarks": benchmark_table(read_benchmarks(folder.path)),
-        "template": _template_text(folder, own[0].is_adapter) if exports == own and own else "",
+        "template": "" if exports != own or not own else _template_text(folder, own[0], gguf),
     }
 
 
-def _uses(folder: RunFolder, loaded: _Exported) -> list[dict[str, str]]:
-    """Returns the commands that use an export."""
-    typed = what_to_type(loaded.path, _ollama_name(folder))
+def _uses(folder: RunFolder, loaded: _Exported, is_read: bool) -> list[dict[str, str]]:
+    """Returns the commands that use an export. is_read: llama.cpp reads texts as it does."""
+    typed = what_to_type(loaded.path, _ollama_name(folder), is_read)
     if loaded.file:
         typed = gguf_to_type(loaded.path, loaded.file, _ollama_name(folder))
     elif loaded.is_adapter:
@@ -171,14 +174,16 @@ def _ollama_name(folder: RunFolder) -> str:
     return "-".join(parts) or "my-model"
 
 
-def _template_text(folder: RunFolder, is_adapter: bool) -> str:
-    """Returns a text on the template in the Modelfile of a run's export."""
+def _template_text(folder: RunFolder, own: _Exported, gguf: GgufForecast) -> str:
+    """Returns a text on the template in the Modelfile of a run's own export."""
+    if not gguf.is_read:
+        return ""
     try:
         content = safe_files.read_bytes(folder.export_path / MODELFILE, folder.root)
     except FileFault as error:
         return f"Its Modelfile cannot be read: {error.strerror}."
     except OSError:
-        if is_adapter:
+        if own.is_adapter:
             return "An adapter has no Modelfile; export the whole model for Ollama."
         return "Its Modelfile is gone; export the model again for Ollama."
     text = content.decode("utf-8", "replace")

@@ -84,7 +84,8 @@ export class ExportView {
     }
 
     show(details) {
-        const { folder, can_export, has_adapters, caption, uses, rows, pushed, template } = details;
+        const { folder, can_export, has_adapters, no_gguf, caption } = details;
+        const { uses, rows, pushed, template } = details;
         this.showExports(details);
         field(this.root, "login").replaceChildren(...aboutLogin(details.login));
         this.exporting.form.elements.folder.value ||= folder; // what a person has typed stays
@@ -94,6 +95,8 @@ export class ExportView {
         this.exporting.form.hidden = !can_export;
         const adapters = this.exporting.form.querySelector('option[value="adapter"]');
         adapters.hidden = adapters.disabled = !has_adapters;
+        this.exporting.form.querySelector('option[value="gguf"]').disabled = Boolean(no_gguf);
+        field(this.root, "no-gguf").textContent = no_gguf;
         this.pushing.form.hidden = false;
         this.showCommands("uses", "use-rows", uses);
         this.showCommands("export-commands", "export-rows", rows);

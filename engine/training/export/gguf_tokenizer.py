@@ -21,6 +21,10 @@ _SPLITS = {
     _CONTRACTIONS + _WORDS + r"|\p{N}{1,3}" + _REST: "llama-bpe",
 }
 """llama.cpp's names for the patterns that divide a text (llama-vocab.cpp)."""
+OTHER_TOKENIZER = (
+    "llama.cpp does not divide texts as this model's tokenizer does, so there is no GGUF file of "
+    "it. Export a folder. SmolLM2, Qwen2.5, Qwen3 and Llama 3 can be GGUF files."
+)
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 """Kinds of tokens (gguf.TokenType)."""
 _CONTROLLING = re.compile(r"<\|.*\|>", re.DOTALL)
@@ -70,12 +74,10 @@ def vocabulary(tokenizer: Any, rows: int, ends: Sequence[str] = ()) -> Vocabular
     Raises RunError for a tokenizer that llama.cpp would not follow token by token.
     """
     content = json.loads(tokenizer.backend_tokenizer.to_str())
-    model = content["model"]
-    if model["type"] != "BPE" or model.get("byte_fallback"):
-        raise _unknown(f"merges no pairs of bytes ({model['type']})")
-    divided_by = _divided_by(content, bool(model.get("ignore_merges")))
+    divided_by = divided_by_name(content)
     if divided_by is None:
-        raise _unknown("divides a text in a way that llama.cpp has no name for")
+        raise RunError(OTHER_TOKENIZER)
+    model = content["model"]
     by_id = {number: token for token, number in model["vocab"].items()}
     kinds = dict.fromkeys(by_id, _NORMAL)
     for added in content["added_tokens"]:
@@ -83,7 +85,10 @@ def vocabulary(tokenizer: Any, rows: int, ends: Sequence[str] = ()) -> Vocabular
         is_control = added["special"] or _CONTROLLING.fullmatch(added["content"])
         kinds[added["id"]] = _CONTROL if is_control else _USER_DEFINED
     if len(by_id) > rows:
-        raise _unknown(f"has {len(by_id):,} tokens, and the embedding {rows:,} rows")
+        raise RunError(
+            f"The tokenizer has {len(by_id):,} tokens and the model {rows:,}, so there is no GGUF "
+            "file of it; export a folder."
+        )
     merges = [" ".join(pair) for pair in model["merges"]]
     trained = ids_of(tokenizer, ends)
     begins = tokenizer.bos_token_id
@@ -101,8 +106,13 @@ def vocabulary(tokenizer: Any, rows: int, ends: Sequence[str] = ()) -> Vocabular
     )
 
 
-def _divided_by(content: dict[str, Any], ignores_merges: bool) -> str | None:
-    """Returns llama.cpp's name for how a tokenizer divides a text, or None if it has none."""
+def divided_by_name(content: dict[str, Any]) -> str | None:
+    """Returns llama.cpp's name for how a tokenizer divides a text, or None if it would read a text
+    otherwise. content: of tokenizer.json.
+    """
+    model = content["model"]
+    if model["type"] != "BPE" or model.get("byte_fallback"):
+        return None
     outer = content.get("pre_tokenizer") or {}
     steps = outer["pretokenizers"] if outer.get("type") == "Sequence" else [outer]
     if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1].get("add_prefix_space"):
@@ -117,11 +127,4 @@ def _divided_by(content: dict[str, Any], ignores_merges: bool) -> str | None:
     elif not has_own_pattern and kinds == ["Split"] and steps[0]["behavior"] == "Isolated":
         name = _SPLITS.get(steps[0]["pattern"].get("Regex"))
     # llama.cpp takes whole words that are tokens, without merging them, where the name says so.
-    return name if (name == "llama-bpe") == ignores_merges else None
-
-
-def _unknown(why: str) -> RunError:
-    return RunError(
-        f"This tokenizer {why}, so no GGUF file of this model would read a text as it was trained; "
-        "export a folder instead."
-    )
+    return name if (name == "llama-bpe") == bool(model.get("ignore_merges")) else None

@@ -11,14 +11,23 @@ from engine.model.lora.peft_folder import CONFIG
 from engine.training.export.modelfile import MODELFILE, stops_in
 
 
-def what_to_type(folder: str | Path, name: str) -> list[tuple[str, str]]:
-    """Returns labels with commands for the exported `folder`. name: of the model in Ollama."""
+def what_to_type(
+    folder: str | Path, name: str, is_read_by_llama_cpp: bool = True
+) -> list[tuple[str, str]]:
+    """Returns labels with commands for the exported `folder`. name: of the model in Ollama, which
+    is llama.cpp, too.
+    """
     path = Path(folder)
     quoted = shlex.quote(str(path))
     gguf = shlex.quote(f"{path.name}.gguf")
-    return [
+    typed = [
         ("Load it in Python (transformers)", _python(str(path))),
         ("Serve it with vLLM", f"vllm serve {quoted}"),
+    ]
+    if not is_read_by_llama_cpp:
+        return typed
+    return [
+        *typed,
         (
             "Chat with it in llama.cpp, from its folder",
             f"python convert_hf_to_gguf.py {quoted} --outtype auto --outfile {gguf}\n"

@@ -153,7 +153,7 @@ def test_a_family_that_is_unknown_is_refused_by_name_and_leaves_nothing(tmp_path
 
 def test_a_tokenizer_that_divides_texts_otherwise_is_refused():
     tokenizer = AutoTokenizer.from_pretrained("assets/starter-model")
-    with pytest.raises(RunError, match="divides a text in a way"):
+    with pytest.raises(RunError, match="does not divide texts"):
         vocabulary(tokenizer, 291)
 
 
