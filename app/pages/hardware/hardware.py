@@ -272,7 +272,8 @@ class Hardware:
         both in one `text`, each as a sentence, and the `id` of the one with the method of the
         settings, None if it can train none.
         """
-        asked = read_settings(settings).train.method
+        given = read_settings(settings)
+        asked = given.train.method
         any_optimizer = wants_any_optimizer(settings)
         texts, sentences, ids = [], [], {}
         for method, words in METHODS.items():
@@ -281,7 +282,9 @@ class Hardware:
             texts.append(f"{_size(found, config)} ({words})")
             sentences.append(_about_largest(found, config))
             ids[method] = None if found is None else found[0].id
-        return {"id": ids[asked], "text": " · ".join(texts), "sentences": sentences}
+        batch = f"{given.train.batch_size:,} rows of {given.data.max_seq_len:,} tokens"
+        text = f"{' · '.join(texts)}, in batches of {batch}"
+        return {"id": ids[asked], "text": text, "sentences": sentences}
 
     def _largest(
         self, config: TrainConfig, any_optimizer: bool

@@ -321,7 +321,7 @@ def test_the_table_is_about_adapters_where_they_are_chosen(tab):
     largest = tab.call("hardware/largest", lora).json()
     assert largest["id"] == large and "adapters (LoRA) of rank 16" in largest["sentences"][1]
     assert "(69 billion parameters)" in largest["sentences"][1]
-    assert largest["text"].endswith(" · 69B (LoRA)")
+    assert " · 69B (LoRA), in batches of 32 rows of 1,024 tokens" in largest["text"]
     plain, offers = (
         tab.call("hardware/offers", {"model": large} | more).json()["offers"] for more in ({}, lora)
     )
@@ -350,7 +350,10 @@ def test_the_largest_models_are_told_for_all_weights_and_for_adapters(tab, tmp_p
     whole, adapters = found["sentences"]
     assert entry_of(found["id"]).title in whole and "adapters (LoRA)" in adapters
     assert "of RAM and" in whole and "tokens/s (estimated)" in whole
-    assert re.fullmatch(r"[\d.]+B \(all weights\) · [\d.]+B \(LoRA\)", found["text"])
+    assert re.fullmatch(
+        r"[\d.]+B \(all weights\) · [\d.]+B \(LoRA\), in batches of [\d,]+ rows of [\d,]+ tokens",
+        found["text"],
+    )
     small = Tab(tmp_path, replace(MACHINE, ram_available=GIB))
     assert small.call("hardware/largest", {}).json()["id"] is None
     nothing = small.call("hardware/largest", {}).json()
