@@ -51,8 +51,11 @@ def test_a_run_is_changed_and_tells_when_it_is_over(page, server):
     dialog.get_by_label("Learning rate (peak)").fill("0.0007")
     done = int(re.match(r"[\d,]+", bar(page, "step").inner_text()).group().replace(",", ""))
     dialog.get_by_label("Total steps").fill(str(done + 40))
+    height = page.locator(".rs-bar").bounding_box()["height"]
     page.keyboard.press("Enter")
     expect(dialog).to_be_hidden()
+    expect(bar(page, "note")).to_have_text("Takes effect at the next step.")
+    assert page.locator(".rs-bar").bounding_box()["height"] == height, "It moves the page."
     page.evaluate("window.away = true")
     expect(state(page)).to_have_text("Finished")
     assert [title for title, _ in page.evaluate("window.told")] == ["Changed: finished"]

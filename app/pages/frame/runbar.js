@@ -269,12 +269,14 @@ export class RunBar {
         this.note("");
     }
 
-    // Shows a note below the bar; "" removes it. `aside` changes constantly and is not read aloud.
-    note(text, { loggedOut = false, aside = "", tone = "warn" } = {}) {
+    // Shows a note below the bar; "" removes it. `aside` changes constantly and is not read
+    // aloud. A note that `passes` by itself lies over the page, so that nothing moves when it goes.
+    note(text, { loggedOut = false, aside = "", tone = "warn", passes = false } = {}) {
         const node = field(this.root, "note");
         if (!text && performance.now() < this.shownUntil) return;
         node.hidden = !text;
         node.dataset.tone = tone;
+        node.toggleAttribute("data-passes", passes);
         if (node.firstChild?.textContent !== text)
             node.replaceChildren(text, el("span", { "aria-hidden": "true" }));
         const beside = node.querySelector("span");
@@ -286,7 +288,7 @@ export class RunBar {
     // Shows what happened, for long enough to read it.
     notify(text, tone = "good") {
         this.shownUntil = performance.now() + SHOWN;
-        this.note(text, { tone });
+        this.note(text, { tone, passes: true });
     }
 
     // Opens the form with what can be changed of the run.
