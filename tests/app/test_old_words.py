@@ -30,6 +30,8 @@ No change of settings was found
 kept through a step
 weights that are read
 The rest of their fp32 masters
+One thing to confirm
+Which column is the prompt, and which the answer
 makes the times of this CPU known
 Start detached
 one run at a time is possible

@@ -76,9 +76,9 @@ ANY_MODEL = "any/model"
 """Stands for a model of the hub whose own values do not matter."""
 AFTER_TOKENIZER = "The first rows are shown once the model's tokenizer is there."
 NO_TOKENIZER = "The tokenizer of the model is missing."
-UNKNOWN_COLUMNS = "Which column is the prompt, and which the answer?"
+UNKNOWN_COLUMNS = "We do not know these column names."
+A_GUESS = "Confirm our guess or change it."
 WRONG_SETTING = "A setting needs your attention"
-TO_CONFIRM = "One thing to confirm"
 UNUSED_FLAGS = "data.unused_flags"
 TAKEN_OVER = (
     "source",
@@ -491,8 +491,9 @@ def _to_confirm(data: DataConfig, names: list[str] | None) -> dict[str, Any]:
 
 def _finding(found: dict[str, Any]) -> dict[str, Any] | None:
     """Returns what stands against training on the data of an engine's preview, or None."""
-    if (found["mapping"] or {}).get("refused"):
-        return {"text": UNKNOWN_COLUMNS, "blocks": True, "headline": TO_CONFIRM, "asks": True}
+    mapping = found["mapping"] or {}
+    if mapping.get("refused"):
+        return {"text": _question(mapping), "blocks": True, "asks": True}
     if not found["untrainable"]:
         return _endless(found["endless"])
     # Rows that were not read may have something to train on.
@@ -516,13 +517,22 @@ def _component_id(field: str) -> str | None:
 def _as_in_form(mapping: dict[str, Any] | None) -> dict[str, Any] | None:
     """Returns the engine's mapping of columns with the form's values added.
 
-    The `shown` value of each column is what its setting shows if the column is chosen.
+    The `shown` value of each column is what its setting shows if the column is chosen. `question`
+    is what a person is asked about a guess, in the preview as in the Summary.
     """
     if mapping is None:
         return None
     setting = next(setting for setting in settings() if setting.dotted == "data.columns.prompt")
     columns = [column | {"shown": setting.show(column["name"])} for column in mapping["columns"]]
-    return mapping | {"why": as_labeled(mapping["why"]), "columns": columns}
+    rest = {name: value for name, value in mapping.items() if name != "why"}
+    return rest | {"question": _question(mapping), "columns": columns}
+
+
+def _question(mapping: dict[str, Any]) -> str:
+    """Returns what a person is asked about the engine's guess of columns; empty where it knows."""
+    if mapping["state"] != "guess":
+        return ""
+    return f"{as_labeled(mapping['why']) or UNKNOWN_COLUMNS} {A_GUESS}"
 
 
 def _shortened(row: dict[str, Any]) -> dict[str, Any]:

@@ -21,11 +21,18 @@ export function findingOn(form, preview) {
 
 export const differ = (one, other) => JSON.stringify(one) !== JSON.stringify(other);
 
+// Counts the question and the warnings that are listed with it. What has no fix is information.
+function toConfirm(question, { reasons, fixes }) {
+    const count = 1 + reasons.filter((reason) => reason !== question && reason in fixes).length;
+    return count === 1 ? "1 thing to confirm" : `${count} things to confirm`;
+}
+
 // The fit panel with a finding on the data, which may be null. A panel that is bad already, or of a
 // run that lacks its model, keeps its headline and tone.
 export function withFinding(fit, finding) {
     if (!finding) return fit;
-    const { text, blocks, asks, headline = HEADLINES[blocks] } = finding;
+    const { text, blocks, asks } = finding;
+    const headline = asks ? toConfirm(text, fit) : (finding.headline ?? HEADLINES[blocks]);
     const mayBegin = fit.can_start || fit.can_queue;
     const isKept = fit.tone === "bad" || !mayBegin;
     const tone = blocks && !asks ? "bad" : "warn";

@@ -51,12 +51,10 @@ const STATES = {
 const LONGEST = 20; // characters of a column's name on a button
 const short = (name) => (name.length > LONGEST ? `${name.slice(0, LONGEST - 1)}…` : name);
 const UNPRINTABLE = /[\u007f-\u009f\u2028\u2029\ufeff\ufffe\uffff]/g; // YAML refuses these
-const A_GUESS = "Confirm our guess or change it.";
 const REPORTS = {
     several:
         "The names of the columns fit more than one reading. This is the one that is taken; " +
         "choose another one if it is not what you mean.",
-    guess: `We do not know these column names. ${A_GUESS}`,
     none: "No column looks like a text or a conversation. Choose which one is what.",
 };
 
@@ -85,7 +83,7 @@ export class Mapping {
             this.mapping = null;
             return;
         }
-        const { state, mix, why } = mapping;
+        const { state, mix, question } = mapping;
         const names = JSON.stringify([mapping.columns, mix?.place]);
         const isNew = names !== this.names;
         this.names = names;
@@ -96,7 +94,7 @@ export class Mapping {
         this.root.dataset.state = state;
         const place = mix ? ` in ${mix.name} (${mix.place + 1} of ${mix.sources.length})` : "";
         field(this.root, "mapping-state").textContent = `${STATES[state]}${place}`;
-        this.report(why ? `${why} ${A_GUESS}` : (REPORTS[state] ?? ""));
+        this.report(question || (REPORTS[state] ?? ""));
         this.part("use").hidden = state !== "guess";
         const hasNoneToClear = Boolean(mix) && !mix.sources[mix.place].columns;
         this.part("clear").hidden = state !== "named" || hasNoneToClear;
@@ -106,12 +104,18 @@ export class Mapping {
     // What one click can answer while the columns are a guess: as it is, or let me change it.
     answers() {
         if (this.mapping?.state !== "guess" || this.root.hidden) return [];
-        const columns = NEEDED[this.kind].map((role) => this.chosen[role]);
-        if (columns.includes(undefined)) return [];
+        const label = this.useLabel();
+        if (!label) return [];
         return [
-            { label: `Use ${columns.map(short).join(" → ")}`, act: () => this.confirm() },
+            { label, act: () => this.confirm() },
             { label: "Change", act: () => this.lead() },
         ];
+    }
+
+    // What confirms the columns by their names; empty while one of them is not chosen.
+    useLabel() {
+        const columns = NEEDED[this.kind].map((role) => this.chosen[role]);
+        return columns.includes(undefined) ? "" : `Use ${columns.map(short).join(" → ")}`;
     }
 
     confirm() {
@@ -188,6 +192,7 @@ export class Mapping {
 
     draw() {
         const { columns } = this.mapping;
+        this.part("use").textContent = this.useLabel() || "Use these columns";
         const used = new Map();
         for (const [role, node] of this.selects) {
             const place = columns.findIndex(({ name }) => name === this.chosen[role]);

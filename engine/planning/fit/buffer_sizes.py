@@ -23,8 +23,8 @@ from engine.planning.shape.unit_shape import UnitShape
 from engine.text import counted
 
 PLANE_NOTES = {
-    "weight_high": "weights as the device sees them",
-    "weight_low": "the rest of the fp32 masters",
+    "weight_high": "weights",
+    "weight_low": "rest of the fp32 weights",
     "grad": "gradients",
 }
 """What the planes hold that every optimizer has."""
@@ -451,7 +451,10 @@ def _plane_note(shape: ModelShape, choices: PlanChoices, plane: str, size: int) 
     if is_high:
         numel += sum(unit.frozen_numel for unit in units)
     parameter_bytes = choices.sharding.nodes_per_replica * size / numel
-    text = f"{notes[plane]}, {parameter_bytes:.3g} bytes a parameter"
+    what = notes[plane]
+    if is_high:
+        what += f", {'bf16' if shape.dtype == 'bfloat16' else 'fp32'}"
+    text = f"{what}, {parameter_bytes:.3g} bytes a parameter"
     if shape.work_parameters is not None and not is_high:
         text += " that is trained"
     if choices.sharding.nodes_per_replica > 1:

@@ -177,7 +177,7 @@ _ACTIVATIONS = frozenset(
 
 IN_WORDS = {
     MemoryItem.WEIGHT_HIGH: "Weights",
-    MemoryItem.WEIGHT_LOW: "The rest of their fp32 masters",
+    MemoryItem.WEIGHT_LOW: "Rest of the fp32 weights",
     MemoryItem.GRAD: "Gradients",
     **{
         MemoryItem(state.name): f"{state.words}s"

@@ -253,13 +253,23 @@ def _reasons(requirements: Requirements, helped: bool) -> list[str]:
         )
     for name, part in requirements.parts.items():
         if part.status == FitStatus.TIGHT:
-            largest = max(part.items, key=lambda item: item.bytes)
-            percent = 100 * part.total / part.known_limit
-            reasons.append(
-                f"{_capital(PART_WORDS[name])} is {percent:.0f} % full, "
-                f"mostly with {largest.name} ({in_gib(largest.bytes)})."
-            )
+            reasons.append(_almost_full(name, part))
     return reasons + _warnings(requirements, bool(failing))
+
+
+def _almost_full(name: PartName, part: Part) -> str:
+    """Returns how full a tight part will be, and of what. The planes of weights count as one."""
+    largest = max(part.items, key=lambda item: item.bytes)
+    words, size = f"“{largest.words}”", largest.bytes
+    if largest.kind.is_weights:
+        words = "the model's weights"
+        size = sum(item.bytes for item in part.items if item.kind.is_weights)
+    share = "most of it is" if 2 * size > part.total else "the largest part is"
+    percent = 100 * part.total / part.known_limit
+    return (
+        f"{_capital(PART_WORDS[name])} will be {percent:.0f} % full; {share} {words} "
+        f"({in_gib(size)})."
+    )
 
 
 def _short_of(name: PartName, part: Part) -> str:

@@ -270,7 +270,7 @@ def test_data_that_a_run_would_refuse_are_read_again_when_they_are_asked_for_aga
         ('{"prompt": "a", "completion": ""}\n' * 3, "None of the 3 rows", True),
         ('{"prompt": "a", "completion": ""}\n', "The row that was read has no token", True),
         ('{"prompt": "a", "completion": ""}\n' * 300, "None of the 200 rows", False),
-        ('{"Frage": "a", "Wohin": "b"}\n' * 3, "Which column is the prompt", True),
+        ('{"Frage": "a", "Wohin": "b"}\n' * 3, "do not know these column names", True),
         ('{"prompt": "a", "completion": "b"}\n', None, None),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -146,6 +147,7 @@ def test_the_report_says_how_moments_are_kept_and_their_real_bytes(optimizer, ki
         assert items[moment].note == f"AdamW's {name} moment, {kind}, {size} bytes a parameter"
         assert items[moment].bytes == pytest.approx(size * shape.gradient_numel, rel=0.005)
     assert items[MemoryItem.GRAD].note == "gradients, 2 bytes a parameter"
+    assert items[MemoryItem.WEIGHT_HIGH].note == "weights, bf16, 2 bytes a parameter"
 
 
 def test_gradients_are_kept_on_the_gpu_where_ram_is_short_and_only_there():
@@ -240,6 +242,8 @@ def test_a_suggestion_fits_as_promised_and_its_seconds_are_the_report_s(name):
     assert costs == sorted(costs)
     timed = with_times(report, config, machine, shape)
     fits = report.status == FitStatus.TIGHT
+    full = re.compile(r"RAM will be \d+ % full; (most of it|the largest part) is [^_]+ \(.+\)\.")
+    assert any(full.fullmatch(reason) for reason in report.reasons) == fits
     for suggestion in timed.suggestions:
         changed = config.with_values(suggestion.changes)
         then = entry_of(config.model.source).shape(adapters=changed.train.parts)
