@@ -29,6 +29,7 @@ when the preview of the new data arrives.
 LENGTH = {"train.epochs": "3", "train.steps": ""}
 """Length of a run on a person's own data, whatever that of a preset on its own is."""
 RATE = "train.learning_rate"
+START = "model.start_from"
 HIGHEST_OF_ADAPTERS, LOWEST_OF_ADAPTERS = 1e-3, 1e-4
 """Usual rates of adapters, which are about ten times those of whole models."""
 
@@ -57,6 +58,9 @@ def derived_defaults(
     follows = preset is None or before["model.dtype"] == _precision(before, preset)
     if "model.source" in changed and "model.dtype" not in changed and follows:
         changes["model.dtype"] = _precision(after, preset)
+    if "model.source" in changed and START not in changed and after[START]:
+        changes[START] = ""
+        notes.append("This model starts from its own weights: those of a run fit the run's model.")
     if "data.source" in changed:
         defaults = default_values()
         changes |= {name: defaults[name] for name in OF_THE_DATA if name not in changed}

@@ -11,6 +11,7 @@ from engine.runs.record.run_folder import open_run
 from tests.browser.screen import (
     NEW_FORM,
     OPENED_RUN,
+    fill,
     more_of,
     open_page,
     run_of,
@@ -40,10 +41,18 @@ def test_a_new_run_begins_from_the_weights_of_the_one_before(page, server):
     expect(page).to_have_url(NEW_FORM)
     first = open_run(server.runs, first_id)
     page.wait_for_selector("#start:not([disabled])")
-    expect(page.locator(".rs-chip")).to_contain_text("Continues from ")
+    expect(page.locator(".rs-chip")).to_contain_text("Continues from Taught")
+    summary = page.locator(".rs-fit-panel [data-field=job]")
+    expect(summary).to_contain_text("Continues from Taught")
     page.get_by_role("button", name="Advanced settings").click()
     field = page.locator("#field-model-start_from :is(input, textarea)")
     expect(field).to_have_value(str(first.path.resolve()))
+    summary.get_by_role("button", name="Start from the model instead").click()
+    expect(field).to_have_value("")
+    expect(page.locator(".rs-chip")).to_be_hidden()
+    expect(summary).not_to_contain_text("Continues from")
+    fill(page, "model.start_from", str(first.path.resolve()))
+    expect(summary).to_contain_text("Continues from Taught")
     page.locator("#start:not([disabled])").click()
     expect(page).to_have_url(OPENED_RUN)
     assert run_of(page) != first_id

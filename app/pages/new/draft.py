@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import msgspec
 from app.form.settings_form import Setting, settings, shown_values
 from engine import safe_files
 from engine.errors import ConfigError, RunError
-from engine.runs.record.run_folder import CONFIG_FILE, RunFolder, open_run
+from engine.runs.record.run_folder import BEST_FOLDER, CONFIG_FILE, RunFolder, open_run
 from engine.runs.summaries.names import shown_name
 from engine.training.checkpoints.saved_on_disk import saved_steps
 
@@ -163,6 +165,20 @@ def settings_of_run(
         _refuse_without_weights(folder)
         changes = changes | {"model.start_from": str(folder.path.resolve())}
     return shown_values(config.with_values(changes))
+
+
+def continues_from(shown: Mapping[str, Any]) -> str:
+    """Returns the name of the run whose weights the form starts from, or of a folder that is of no
+    run; empty for a form that starts from its model.
+    """
+    place = str(shown["model.start_from"] or "").strip()
+    if not place:
+        return ""
+    path = Path(os.path.expanduser(place))  # noqa: PTH111  it raises nothing
+    of_run = path.parent.parent if path.parent.name in ("checkpoints", BEST_FOLDER) else path
+    with contextlib.suppress(ValueError):  # a text that is no path
+        return shown_name(RunFolder(of_run)) or place
+    return place
 
 
 def _refuse_without_weights(folder: RunFolder) -> None:

@@ -8,7 +8,8 @@ POST /api/check {tab, preset, shown, keep, timed}
     false; without a tab, new tabs begin with it. If
     `timed` is true, the fit panel shows how long a step takes with each suggestion, and what it
     costs that units live where they do; the page asks for that once the fit panel stands.
-    `as_preset` is false where the data or the model are not those of the preset.
+    `as_preset` is false where the data or the model are not those of the preset. `continues` is
+    the name of the run whose weights training starts from; empty where it starts from the model.
 POST /api/command {preset, shown}
     Answers with the `command` that trains these settings without a browser.
 POST /api/derived {preset, before, after}
@@ -41,7 +42,7 @@ from starlette.routing import Route
 from app.form.derived_defaults import with_even_rows
 from app.form.settings_form import as_labeled, describe_error, read_config, settings, shown_values
 from app.pages.new.checker import Checker
-from app.pages.new.draft import NO_TAB, is_tab
+from app.pages.new.draft import NO_TAB, continues_from, is_tab
 from app.server.requests import Handler, answering_errors, json_body, object_of, switch_of, text_of
 from engine.errors import ConfigError, RunError
 
@@ -65,7 +66,11 @@ def _check_routes(checker: Checker) -> list[Route]:
         if keep:
             await asyncio.to_thread(checker.drafts.remember, tab_of(body), preset, shown)
         found = await asyncio.to_thread(checker.fit_panel, shown, timed, preset)
-        return JSONResponse(found | {"as_preset": checker.trains_as_preset(preset, shown)})
+        beside = {
+            "as_preset": checker.trains_as_preset(preset, shown),
+            "continues": await asyncio.to_thread(continues_from, shown),
+        }
+        return JSONResponse(found | beside)
 
     async def command(request: Request) -> Response:
         body = await json_body(request)

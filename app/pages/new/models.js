@@ -1,9 +1,9 @@
 // The models as cards, those that fit first, and whether all of a model is trained or an add-on.
 
 import { el, field, isShown, send, setText } from "../../shared/dom.js";
+import { FROM_MODEL } from "./receipt.js";
 
 const METHOD = "train.method";
-const START = "model.start_from";
 const SOURCE = "model.source";
 // What says nothing about the memory of each model.
 const ASIDE = ["name", SOURCE];
@@ -18,7 +18,7 @@ export class Models {
         this.cards = [];
         this.list.addEventListener("change", ({ target }) => fill({ [SOURCE]: target.value }));
         this.from = element.querySelector('[data-part="from"]');
-        this.from.lastElementChild.addEventListener("click", () => fill({ [START]: "" }));
+        this.from.lastElementChild.addEventListener("click", () => fill(FROM_MODEL));
         element
             .querySelector(".rs-method")
             .addEventListener("change", ({ target }) => fill({ [METHOD]: target.value }));
@@ -32,16 +32,18 @@ export class Models {
         for (const radio of this.root.querySelectorAll(".rs-method input"))
             radio.checked = radio.value === method;
         this.root.querySelector('[data-part="parts"]').hidden = method !== "parts";
-        const from = String(shown[START] ?? "");
-        this.from.hidden = !from;
-        setText(field(this.root, "from"), `Continues from ${from.split("/").pop()}`);
-        this.from.title = from;
         this.mark();
         const key = JSON.stringify(Object.entries(shown).filter(([name]) => !ASIDE.includes(name)));
         if (key === this.key) return;
         this.key = key;
         clearTimeout(this.pause);
         this.pause = setTimeout(() => this.load(), SETTLED);
+    }
+
+    // name: that of the run whose weights training starts from, or empty.
+    continues(name) {
+        this.from.hidden = !name;
+        setText(field(this.root, "from"), `Continues from ${name}`);
     }
 
     async load() {

@@ -4,14 +4,17 @@
 import { el, field, send, setText } from "../../shared/dom.js";
 import { clockText, isToday, momentText } from "../../shared/moments.js";
 
+// Changes of a form that continues from a run, so that it starts from its model.
+export const FROM_MODEL = { "model.start_from": "" };
 const CHECKING = "Checking …";
 const POLL = 500; // ms between two looks at a measurement under way
 
 export class Receipt {
-    // measured: is called when this machine was measured.
-    constructor(element, measured) {
+    // measured: is called when this machine was measured. fill: changes settings.
+    constructor(element, measured, fill) {
         this.root = element.querySelector(".rs-fit-panel");
         this.measured = measured;
+        this.start = el("li", {}, el("span"), " ", fromModel(fill));
         this.asking = true;
         this.words = CHECKING;
         this.headline = "";
@@ -43,11 +46,13 @@ export class Receipt {
         setText(field(this.root, "headline"), this.asking ? this.words : this.headline);
     }
 
-    show({ tone, headline, clock, job }) {
+    show({ tone, headline, clock, job, continues }) {
         this.root.dataset.tone = tone;
         this.headline = headline;
         this.write();
-        field(this.root, "job").replaceChildren(...job.map((line) => el("li", {}, line)));
+        setText(this.start.firstElementChild, `Continues from ${continues}`);
+        const lines = job.map((line) => el("li", {}, line));
+        field(this.root, "job").replaceChildren(...lines, ...(continues ? [this.start] : []));
         this.part("clock").hidden = !clock.text;
         this.part("clock").title = clock.why;
         setText(field(this.root, "clock"), clock.text);
@@ -77,6 +82,11 @@ export class Receipt {
         }
         button.disabled = false;
     }
+}
+
+function fromModel(fill) {
+    const act = { type: "button", class: "rs-link", click: () => fill(FROM_MODEL) };
+    return el("button", act, "Start from the model instead");
 }
 
 // When a run that starts now is done, in the time of the reader.

@@ -144,7 +144,7 @@ export function serverAnswers(isAnswering) {
 function mountVerdict(place) {
     place.models = place.props.value.models;
     place.parts = new Map();
-    place.receipt = new Receipt(place.element, () => place.ask(AT_ONCE));
+    place.receipt = new Receipt(place.element, () => place.ask(AT_ONCE), fill);
     place.gate = new StartGate(() => place.receipt.asking);
     place.link = new FieldLink(place.element.querySelector('[data-part="to-field"]'));
     askAfterPauses(place);
@@ -193,6 +193,7 @@ function mountModels(place) {
     const { fit_panel: fit } = places;
     place.models ??= new Models(place.element, fill);
     if (fit?.form) place.models.took(fit.form);
+    place.models.continues(fit?.answer?.continues ?? "");
 }
 
 function mountLength(place) {
@@ -451,6 +452,7 @@ const UNCHECKED = {
     headline: "Cannot be checked now",
     fixes: {},
     job: [],
+    continues: "",
     clock: { seconds: null, text: "", why: "", note: "", to_measure: false },
     size: "",
     help: "",
@@ -473,6 +475,7 @@ const UNCHECKED = {
 function drawFit(place, fit) {
     const { element } = place;
     place.receipt.show(fit);
+    places.models?.models.continues(fit.continues);
     for (const name of ["lives", "lives_more", "size", "help"])
         field(element, name).textContent = fit[name];
     element.querySelector('[data-part="memory"]').hidden = !fit.bars.length;

@@ -65,6 +65,15 @@ def test_a_model_of_the_hub_computes_in_bf16_unless_a_person_said_otherwise():
     assert "model.dtype" not in both.changes
 
 
+def test_another_model_starts_from_its_own_weights_and_not_from_those_of_a_run():
+    before = {**STARTER, "model.start_from": "/runs/taught"}
+    found = changed(before, model__source="Qwen/Qwen2.5-7B")
+    assert found.changes["model.start_from"] == "" and "its own weights" in found.notes[0]
+    assert "model.start_from" not in changed(before, data__source="own.csv").changes
+    both = changed(before, model__source="Qwen/Qwen2.5-7B", model__start_from="/runs/other")
+    assert "model.start_from" not in both.changes and both.notes == ()
+
+
 def test_format_and_split_belong_to_the_data_before():
     before = {**STARTER, "data.format": "messages", "data.split": "train_sft"}
     found = changed(before, data__source="own.csv")

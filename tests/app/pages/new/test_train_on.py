@@ -12,7 +12,7 @@ import pytest
 
 from app.form.settings_form import read_config
 from app.pages.new.checker import Checker
-from app.pages.new.draft import Drafts
+from app.pages.new.draft import Drafts, continues_from
 from app.pages.new.draft_routes import draft_routes
 from app.session.session import Session
 from engine.runs.record.run_folder import open_run
@@ -67,6 +67,10 @@ def test_the_form_starts_a_new_run_from_the_weights(session, changes):
     assert (answer.status_code, answer.json()) == (200, {})
     preset, shown = kept(session)
     expected = {"name": "Before", "model.start_from": str(folder.path.resolve())} | changes
+    assert continues_from(shown) == "Before"
+    newest = {"model.start_from": f"{folder.path}/checkpoints/step-7"}
+    assert continues_from(newest) == "Before" and continues_from({"model.start_from": ""}) == ""
+    assert continues_from({"model.start_from": "no\0path"}) == "no\0path"
     assert preset is None and read_config(shown) == CONFIG.with_values(expected)
     assert ["--from", folder.id, "--runs-dir", str(session.runs_dir)] in commands_of(
         session, folder.id
