@@ -135,7 +135,7 @@ def _throughput_text(snapshot: RunSnapshot) -> str:
     limit of the machine, where these are known.
     """
     steps = snapshot.steps
-    text = f"{float(np.median(steps.tokens_per_second)):,.0f} tokens/s"
+    text = f"Median of the run: {float(np.median(steps.tokens_per_second)):,.0f} tokens/s"
     predicted = snapshot.plan_choices.get("predicted_seconds")
     if predicted:
         seconds = float(np.median(steps.seconds))
@@ -154,7 +154,7 @@ def _tflops_text(snapshot: RunSnapshot) -> str:
     steps = snapshot.steps
     rate = in_count(float(np.median(steps.tokens_per_second[-RECENT_STEPS:])))
     seconds = in_step_time(float(np.median(steps.seconds[-RECENT_STEPS:])))
-    return f"{_peak_text(snapshot)} · {rate} tokens/s · {seconds} a step"
+    return f"{_peak_text(snapshot)} · {rate} tokens/s · {seconds} a step, latest steps"
 
 
 def _peak_text(snapshot: RunSnapshot) -> str:
@@ -170,7 +170,7 @@ def machine_text(snapshot: RunSnapshot) -> str:
     if not len(snapshot.steps):
         return ""
     seconds = in_step_time(float(np.median(snapshot.steps.seconds[-RECENT_STEPS:])))
-    texts = [f"{seconds} a step", flat_text(snapshot), _peak_text(snapshot)]
+    texts = [f"{seconds} a step, latest steps", flat_text(snapshot), _peak_text(snapshot)]
     return " · ".join(filter(None, texts))
 
 

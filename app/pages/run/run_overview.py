@@ -50,10 +50,10 @@ def _speed_tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
     if len(steps):
         tokens = f"{in_count(recent_median(steps.tokens_per_second))} tokens/s"
         flops = in_digits(recent_median(steps.tflops))
-        step_note = f"{in_step_time(steps.seconds[-1])} a step"
+        step_note = f"{in_step_time(recent_median(steps.seconds))} a step"
     return [
-        _tile("Speed", tokens, step_note),
-        _tile("TFLOPS", flops, _ceiling_note(snapshot)),
+        _tile("Speed, latest steps", tokens, step_note),
+        _tile("TFLOPS, latest steps", flops, _ceiling_note(snapshot)),
     ]
 
 

@@ -192,7 +192,7 @@ LAST_VALIDATION = "Validation loss, last"
 LOWEST = "Validation loss, lowest"
 ANSWERED = "Answers right, last"
 RATE = "Learning rate, highest"
-SPEED = "Speed"
+SPEED = "Speed, median of the run"
 HOST_MEMORY = "RAM, peak"
 GPU_MEMORY = "GPU memory, peak"
 KEY_FIGURES = (
@@ -205,8 +205,15 @@ KEY_FIGURES = (
     KeyFigure(ANSWERED, _answered, in_share, "most", True, LOSS_MARGIN, _one_answer),
     KeyFigure(RATE, lambda run: _most(run.steps.learning_rate), in_digits, ""),
     KeyFigure(SPEED, lambda run: _median(run.steps.tokens_per_second), _in_tokens, "most"),
-    KeyFigure("Time of a step", lambda run: _median(run.steps.seconds), in_step_time, "least"),
-    KeyFigure("TFLOPS", lambda run: _median(run.steps.tflops), in_digits, "most"),
+    KeyFigure(
+        "Step time, median of the run",
+        lambda run: _median(run.steps.seconds),
+        in_step_time,
+        "least",
+    ),
+    KeyFigure(
+        "TFLOPS, median of the run", lambda run: _median(run.steps.tflops), in_digits, "most"
+    ),
     KeyFigure(HOST_MEMORY, lambda run: _most(run.memory.host_rss), in_bytes, "least"),
     KeyFigure(GPU_MEMORY, lambda run: _most(run.memory.gpu_peak), in_bytes, "least"),
     KeyFigure("Tokens trained on", _tokens, in_count, ""),

@@ -32,7 +32,7 @@ def test_a_comparison_names_every_run_and_leaves_out_what_none_has():
         "Validation loss, last",
         "Answers right, last",
         "Learning rate, highest",
-        "Speed",
+        "Speed, median of the run",
         "RAM, peak",
         "GPU memory, peak",
     )

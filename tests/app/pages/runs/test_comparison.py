@@ -94,8 +94,8 @@ def test_key_figures_mark_the_better_value():
         "changes": ["", ""],
     }
     assert rows["Training loss, last (smoothed)"]["best"] == 0
-    assert rows["Time of a step"]["texts"] == ["0.25 s", "0.25 s"]
-    assert rows["Time of a step"]["best"] is None
+    assert rows["Step time, median of the run"]["texts"] == ["0.25 s", "0.25 s"]
+    assert rows["Step time, median of the run"]["best"] is None
     assert rows["RAM, peak"]["texts"] == ["100 GiB", "100 GiB"]
     cpu = {
         row["name"]: row
@@ -108,9 +108,9 @@ def test_key_figures_mark_the_better_value():
 @pytest.mark.parametrize(
     ("name", "values", "best"),
     [
-        ("TFLOPS", (100.0, 101.0), None),
-        ("TFLOPS", (100.0, 103.0), 1),
-        ("TFLOPS", (100.0, 103.0, 103.5), None),  # two of them are equally good
+        ("TFLOPS, median of the run", (100.0, 101.0), None),
+        ("TFLOPS, median of the run", (100.0, 103.0), 1),
+        ("TFLOPS, median of the run", (100.0, 103.0, 103.5), None),  # two of them are equally good
         ("RAM, peak", (100e9, 99e9), None),
         ("RAM, peak", (100e9, 90e9), 1),
         ("Validation loss, lowest", (0.5, 0.496), None),
@@ -172,7 +172,7 @@ def test_figures_differ_from_those_of_the_baseline():
     assert [run["is_baseline"] for run in answer["runs"]] == [True, False, False]
     changes = {row["name"]: row["changes"] for row in answer["rows"]}
     assert changes["Steps"] == ["", "−50 %", "−100 %"]
-    assert changes["Time of a step"] == ["", "", ""]
+    assert changes["Step time, median of the run"] == ["", "", ""]
     # Without one, and with one that is not compared, there is nothing to differ from.
     for baseline in ("", "another"):
         rows = comparison(runs, "step", baseline)["rows"]
