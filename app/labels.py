@@ -29,7 +29,7 @@ STATE_TONES = {
     "saving": "busy",
     "paused": "warn",
     "interrupted": "warn",
-    "finished": "good",
+    "finished": "calm",
     "failed": "bad",
     "stopped": "calm",
     "discarded": "calm",

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.shared.run_row import RunScan
-from app.verdict.findings import Tone
 from app.verdict.judge import verdict
+from app.verdict.outcome import Outcome, outcome
 from engine import safe_files
 from engine.errors import RunError
 from engine.files import bytes_in
@@ -134,20 +134,20 @@ class RunScans:
 def scanned(folder: RunFolder) -> RunScan:
     """Returns a new scan of a run."""
     sparkline = read_sparkline(folder.events_path)
-    return RunScan(sparkline, bytes_in(folder.path), _alarm(folder.events_path, sparkline))
+    return RunScan(sparkline, bytes_in(folder.path), _outcome(folder.events_path, sparkline))
 
 
-def _alarm(path: Path, sparkline: Sparkline) -> Tone | None:
-    """Returns the tone of what is wrong with a run that has finished. Its page judges that by the
-    whole record, which is read only if the run may be shown in green.
+def _outcome(path: Path, sparkline: Sparkline) -> Outcome | None:
+    """Returns what came of a run that has finished, where that is known. Its page judges that by
+    the whole record, which is read only if something was evaluated.
     """
-    if not sparkline.is_over or sparkline.validation_loss is None or sparkline.worse is not None:
+    if not sparkline.is_over or sparkline.validation_loss is None:
         return None
     snapshot = RunSnapshot()
     try:
         for record in replay(path):
             snapshot.apply(record)
-        main = verdict(snapshot, "finished").main if snapshot.state == "finished" else None
+        is_finished = snapshot.state == "finished"
+        return outcome(snapshot, verdict(snapshot, "finished")) if is_finished else None
     except (ArithmeticError, AttributeError, LookupError, RunError, TypeError, ValueError):
         return None  # its row says what is wrong with the record
-    return main.tone if main is not None and main.is_alarm else None

@@ -20,10 +20,11 @@ from app.labels import (
 from app.verdict.findings import Verdict
 from app.verdict.judge import verdict
 from app.verdict.outcome import (
-    has_no_right_answer,
+    Outcome,
     how_it_can_go_on,
     how_it_ended,
     how_its_export_failed,
+    outcome,
 )
 from engine.runs.record.run_folder import shown_state
 from engine.runs.record.snapshot import OVER_STATES, RECENT_STEPS, Job, RunSnapshot
@@ -127,6 +128,7 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun, judged: Verdict | None = None)
         "name": run.name,
         "state": state,
         "word": state_label(state, snapshot.export_failed),
+        "outcome": shown_word(snapshot, state, judged),
         "tone": tone,
         "progress": round(snapshot.progress, 4),
         "step": f"{snapshot.step:,} of {snapshot.total_steps:,}" if snapshot.total_steps else "–",
@@ -166,16 +168,29 @@ def recent_median(values: Sequence[float]) -> float:
 
 
 def shown_tone(snapshot: RunSnapshot, state: str, judged: Verdict | None = None) -> str:
-    """Returns the tone of a state; a run that has finished is as green as its verdict, and not
-    green without a right answer. `judged` is the verdict, where it is known already.
+    """Returns the tone of a state, or of the outcome of a run that has finished, where that is
+    known. `judged` is the verdict, where it is known already.
     """
     tone = state_tone(state, snapshot.export_failed)
-    if state != "finished":
+    found = _outcome(snapshot, state, judged)
+    if found is None or (snapshot.export_failed and found.tone == "good"):
         return tone
-    main = (judged or verdict(snapshot, state)).main
-    if main.is_alarm:
-        return main.tone
-    return "calm" if tone == "good" and has_no_right_answer(snapshot) else tone
+    return found.tone
+
+
+def shown_word(snapshot: RunSnapshot, state: str, judged: Verdict | None = None) -> str:
+    """Returns the state as a word, or the outcome of a run that has finished, where that is known.
+    `judged` is the verdict, where it is known already.
+    """
+    found = _outcome(snapshot, state, judged)
+    label = state_label(state, snapshot.export_failed)
+    return label if found is None or snapshot.export_failed else found.word
+
+
+def _outcome(snapshot: RunSnapshot, state: str, judged: Verdict | None) -> Outcome | None:
+    if state != "finished":
+        return None
+    return outcome(snapshot, judged or verdict(snapshot, state))
 
 
 def _mark(snapshot: RunSnapshot, state: str, tone: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from app.labels import STATE_TONES, in_bytes, in_digits, in_share, in_time, state_label, state_tone
 from app.shared.run_bar import actions_in
 from app.verdict.findings import Tone
+from app.verdict.outcome import WRONG, Outcome
 from engine.runs.record.before_training import Worse
 from engine.runs.summaries.listing import RunSummary
 from engine.runs.summaries.sparkline import NO_SPARKLINE, Sparkline
@@ -39,8 +40,8 @@ class RunScan:
     sparkline: Sparkline = NO_SPARKLINE
     folder_bytes: int | None = None
     """Bytes of the files in the run's folder; None if they were not counted yet."""
-    alarm: Tone | None = None
-    """Tone of what is wrong with a run that has finished, as on its page."""
+    outcome: Outcome | None = None
+    """What came of a run that has finished, as on its page; None where that is not known."""
 
 
 NOT_SCANNED = RunScan()
@@ -62,7 +63,7 @@ def recent_row(run: RunSummary, scan: RunScan = NOT_SCANNED) -> dict[str, Any]:
     return {
         "id": run.id,
         "name": run.name,
-        "word": state_label(run.state, run.export_failed),
+        "word": shown_word(run, scan),
         "tone": _tone(run, scan),
         "progress": round(min(1.0, run.step / run.total_steps), 4) if run.total_steps else 0.0,
         "continues": _goes_on(run),
@@ -107,7 +108,7 @@ def _run_row(run: RunSummary, weights: Weights, scan: RunScan, is_busy: bool) ->
         "name": run.name,
         "note": run.note,
         "state": run.state,
-        "word": state_label(run.state, run.export_failed),
+        "word": shown_word(run, scan),
         # As on its page: a run is as green as its verdict.
         "tone": _tone(run, scan),
         "steps": steps,
@@ -133,21 +134,31 @@ def _run_row(run: RunSummary, weights: Weights, scan: RunScan, is_busy: bool) ->
     }
 
 
+def _outcome(run: RunSummary, scan: RunScan) -> Outcome | None:
+    if run.state != "finished":
+        return None
+    if scan.outcome is None and scan.sparkline.worse is not None:
+        return Outcome(WRONG["worse than before training"], "bad")
+    return scan.outcome
+
+
+def shown_word(run: RunSummary, scan: RunScan) -> str:
+    """Returns the word that `app.shared.run_bar.shown_word` gives to the whole record."""
+    found = _outcome(run, scan)
+    label = state_label(run.state, run.export_failed)
+    return label if found is None or run.export_failed else found.word
+
+
 def _tone(run: RunSummary, scan: RunScan) -> str:
     """Returns the tone that `app.shared.run_bar.shown_tone` gives to the whole record."""
-    if STATE_TONES[run.state] == "good" and scan.sparkline.worse is not None:
-        return "bad"
-    tone = state_tone(run.state, run.export_failed)
-    if tone != "good":
-        return tone
-    has_no_right_answer = scan.sparkline.accuracy is not None and not scan.sparkline.correct
-    return scan.alarm or ("calm" if has_no_right_answer else tone)
+    tone, found = state_tone(run.state, run.export_failed), _outcome(run, scan)
+    return tone if found is None or (run.export_failed and found.tone == "good") else found.tone
 
 
-def _curve_tone(scan: RunScan) -> str:
+def _curve_tone(scan: RunScan) -> Tone:
     if scan.sparkline.worse is not None:
         return "bad"
-    return scan.alarm or "good"
+    return "good" if scan.outcome is None else scan.outcome.tone
 
 
 def _before(sparkline: Sparkline) -> str:

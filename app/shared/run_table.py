@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.labels import STATE_LABELS, state_label
-from app.shared.run_row import NO_WEIGHTS, NOT_SCANNED, RunScan, Weights
+from app.shared.run_row import NO_WEIGHTS, NOT_SCANNED, RunScan, Weights, shown_word
 from engine.runs.summaries.listing import RunSummary
 
 SHOWN_AT_FIRST = 50
@@ -85,18 +85,20 @@ def found_runs(runs: Sequence[ListedRun], asked: Asked) -> list[ListedRun]:
         for listed in runs
         if asked.state in ("", listed.run.state)
         and (not asked.tag or asked.tag in listed.run.tags)
-        and _has_all(listed.run, parts)
+        and _has_all(listed, parts)
     ]
     found = _sorted(found, ORDERS[asked.sort], asked.turned)
     places = {run_id: place for place, run_id in enumerate(asked.pinned)}
     return sorted(found, key=lambda listed: places.get(listed.run.id, len(places)))
 
 
-def _has_all(run: RunSummary, words: Sequence[str]) -> bool:
+def _has_all(listed: ListedRun, words: Sequence[str]) -> bool:
     if not words:
         return True
+    run = listed.run
     parts = (run.name, run.id, run.note, *run.tags, run.model, run.data)
-    text = "\n".join((*parts, state_label(run.state, run.export_failed))).casefold()
+    states = (state_label(run.state, run.export_failed), shown_word(run, listed.scan))
+    text = "\n".join((*parts, *states)).casefold()
     return all(word in text for word in words)
 
 

@@ -4,11 +4,66 @@ functions are pure.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from app.labels import in_digits, in_share, in_time
+from app.verdict.findings import Rule, Tone, Verdict
 from app.verdict.validation import validation
 from engine.runs.record.snapshot import RunSnapshot
 from engine.text import counted
 from engine.training.checkpoints.saved_on_disk import SavedSteps
+
+WRONG: dict[Rule, str] = {
+    "worse than before training": "Worse",
+    "no better": "No better",
+    "diverging": "Diverged",
+    "memorizes": "Memorized",
+    "overfitting": "Overfits",
+    "possibly overfitting": "May overfit",
+    "not learning": "Not learned",
+}
+"""Outcome of a finished run by the rule of what is wrong with it."""
+MOST_RIGHT = 0.5
+"""Share of answers that are right from which a run has learned what it was to learn."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run that has finished, in a word and its tone."""
+
+    word: str
+    tone: Tone
+
+
+def outcome(snapshot: RunSnapshot, judged: Verdict) -> Outcome | None:
+    """Returns what came of a run that has finished, or None where that is not known."""
+    main = judged.main
+    if main.is_alarm:
+        return Outcome(WRONG.get(main.rule, "Finished"), main.tone)
+    shares = right_shares(snapshot)
+    if shares and shares[1] > shares[0] and shares[1] >= MOST_RIGHT:
+        return Outcome("Learned", "good")
+    is_known = bool(len(snapshot.evals)) and has_learned(snapshot, judged)
+    return Outcome("Learned", "good") if is_known else None
+
+
+def has_learned(snapshot: RunSnapshot, judged: Verdict) -> bool:
+    """Returns whether the losses of a finished run say that it has learned, and no answers say
+    that it has not.
+    """
+    only_slow = [each.rule for each in judged.also] == ["rate too low"]
+    learned = judged.main.tone == "good" or (judged.main.rule == "doing well" and only_slow)
+    return learned and not has_no_right_answer(snapshot)
+
+
+def right_shares(snapshot: RunSnapshot) -> tuple[float, float] | None:
+    """Returns the shares of right answers before training, or 0 where nobody asked, and after it;
+    or None if that is not known.
+    """
+    shares = {
+        each.moment: each.correct / each.total for each in snapshot.exact_matches if each.total
+    }
+    return (shares.get("before", 0.0), shares["after"]) if "after" in shares else None
 
 
 def how_it_ended(snapshot: RunSnapshot, state: str) -> str:

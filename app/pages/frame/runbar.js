@@ -157,6 +157,7 @@ export class RunBar {
         this.name.href = addressOf(place);
         for (const name of ["word", "name", "step", "left"])
             setText(field(this.root, name), bar[name]);
+        field(this.root, "word").title = bar.outcome === bar.word ? "" : (bar.outcome ?? "");
         // The page of the run says more; elsewhere, a run that waits says what for.
         setText(field(this.root, "sentence"), bar.pending || bar.waits ? bar.sentence : "");
         this.showBadges(bar.badges ?? []);

@@ -12,10 +12,13 @@ from app.pages.run.best import best_of
 from app.pages.run.facts import NOT_TESTED, facts
 from app.verdict.findings import Verdict
 from app.verdict.outcome import (
+    MOST_RIGHT,
+    has_learned,
     has_no_right_answer,
     how_it_can_go_on,
     how_it_ended,
     how_its_export_failed,
+    right_shares,
 )
 from app.verdict.validation import validation
 from engine.config.export_choice import ExportFrom
@@ -33,8 +36,6 @@ OUTCOMES = {
     "not learning": "It did not learn",
 }
 """Title of a finished run by the rule of what is wrong with it."""
-MOST_RIGHT = 0.5
-"""Share of answers that are right from which a run has learned what it was to learn."""
 UNEVALUATED = "Not evaluated, so nobody knows whether it learned more than its rows."
 
 
@@ -84,7 +85,7 @@ def _title(
         return OUTCOMES[judged.main.rule], None
     by_label = {number["label"]: number for number in numbers}
     right, loss = by_label.get("Answers right"), by_label.get("Validation loss")
-    shares = _shares(snapshot)
+    shares = right_shares(snapshot)
     if shares and right is not None and right["to"] != NOT_TESTED and shares[1] > shares[0]:
         words = "Learned it" if shares[1] >= MOST_RIGHT else "More answers right"
         return f"{words}: {_went(right)}", right
@@ -100,26 +101,13 @@ def _finished(snapshot: RunSnapshot) -> str:
 
 def _by_loss(snapshot: RunSnapshot, loss: dict[str, str], judged: Verdict) -> str:
     """Returns what the fall of the validation loss means, or an empty text if it did not fall."""
-    only_slow = [each.rule for each in judged.also] == ["rate too low"]
-    has_learned = judged.main.tone == "good" or (judged.main.rule == "doing well" and only_slow)
-    has_learned = has_learned and not has_no_right_answer(snapshot)
-    if loss["from"] and has_learned:
+    if loss["from"] and has_learned(snapshot, judged):
         return f"Learned: validation loss {_went(loss)}"
     went = validation(snapshot)
     has_fallen = loss["from"] and went is not None and went.last < went.first
     if has_fallen and has_no_right_answer(snapshot):
         return f"Validation loss fell {_went(loss)}, but no tested answer is right"
     return ""
-
-
-def _shares(snapshot: RunSnapshot) -> tuple[float, float] | tuple[()]:
-    """Returns the shares of right answers before training, or 0 where nobody asked, and after it;
-    or nothing if that is not known.
-    """
-    shares = {
-        each.moment: each.correct / each.total for each in snapshot.exact_matches if each.total
-    }
-    return (shares.get("before", 0.0), shares["after"]) if "after" in shares else ()
 
 
 def _went(number: dict[str, str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from app.labels import GIB, STATE_TONES, state_label
+from app.labels import GIB, STATE_TONES
 from app.pages.runs.key_figures import NOTHING_YET, is_same_data, key_figures, summaries
 from app.pages.runs.setting_differences import differing_settings
 from app.shared.charts.axes import THOUSANDS, places_of_steps, x_ticks
@@ -30,7 +30,7 @@ from app.shared.charts.drawing import (
     rounded,
     write_empty,
 )
-from app.shared.run_bar import shown_tone
+from app.shared.run_bar import shown_tone, shown_word
 from app.shared.run_names import distinct_names
 from engine.runs.record.event_tables import EventTable
 from engine.runs.record.snapshot import RunSnapshot
@@ -77,7 +77,7 @@ def comparison(runs: Sequence[Compared], axis: Axis, baseline: str = "") -> dict
             "is_baseline": run.id == baseline,
             "name": name,
             "color": color,
-            "word": state_label(run.state, run.snapshot.export_failed),
+            "word": shown_word(run.snapshot, run.state),
             "tone": shown_tone(run.snapshot, run.state),
         }
         for run, name, color in zip(runs, names, COLORS)

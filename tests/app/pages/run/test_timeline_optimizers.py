@@ -255,7 +255,7 @@ def test_the_prediction_stands_beside_the_measurement():
         StepFinished(step=k, seconds=seconds, tokens_per_second=151_000 / seconds)
         for k, seconds in ((1, 30.0), (2, 11.7), (3, 11.6))
     ]
-    rate = f"{151_000 / 11.7:,.0f} tokens/s"
+    rate = f"Median of the run: {151_000 / 11.7:,.0f} tokens/s"
     predicted = fold(PlanBuilt(choices={"predicted_seconds": 11.46}), *steps)
     assert summaries(predicted)["throughput"] == f"{rate} · 11.7 s a step, predicted 11.5 s"
     assert ["Predicted seconds", "11.46"] in details(predicted)["plan"]

@@ -16,6 +16,7 @@ from app.pages.runs.key_figures import key_figures
 from app.session.run_scans import scanned
 from app.shared.run_bar import ShownRun, run_bar
 from app.shared.run_row import RunScan, recent_row, run_row
+from app.shared.run_table import Asked, ListedRun, found_runs
 from app.verdict.judge import verdict
 from engine.runs.record.events import ExactMatchMeasured, RunEnded
 from engine.runs.record.recorder import RunRecorder
@@ -65,10 +66,16 @@ def test_it_is_red_and_never_said_to_learn_at_any_evaluation():
 def test_its_row_its_curve_and_its_entry_in_the_sidebar_are_red(folder):
     run, look = summarize(folder), RunScan(read_sparkline(folder.events_path))
     row = run_row(run, scan=look)
-    assert (row["word"], row["tone"], row["curve_tone"]) == ("Finished", "bad", "bad")
+    assert (row["word"], row["tone"], row["curve_tone"]) == ("Worse", "bad", "bad")
     assert row["worse"].startswith("Worse than before training: validation loss 6.07")
     assert row["before"] == "6.073 before training"
-    assert recent_row(run, look)["tone"] == "bad" and recent_row(run)["tone"] == "good"
+    whole = run_row(run, scan=scanned(folder))
+    assert whole["word"] in ("Worse", "Diverged") and whole["tone"] == "bad"
+    found = found_runs([ListedRun(run, scan=look)], Asked(search="worse"))
+    assert len(found) == 1, "A search finds the word of a row."
+    entry, unread = recent_row(run, look), recent_row(run)
+    assert (entry["word"], entry["tone"]) == ("Worse", "bad")
+    assert (unread["word"], unread["tone"]) == ("Finished", "calm")
 
 
 def test_its_bar_and_its_card_are_red(snapshot):
@@ -88,11 +95,13 @@ def test_a_run_that_memorizes_its_rows_is_amber():
     """Its badge and its card were green, and only a sentence below them said so."""
     found = fold(read("ends", "six-rows"))
     bar = run_bar(found, ShownRun("run-1", "x", is_running=False), verdict(found, "finished"))
-    assert bar["tone"] == "warn" and bar["title"].startswith("!")
+    assert (bar["outcome"], bar["tone"]) == ("Memorized", "warn") and bar["title"].startswith("!")
     saved = SavedSteps(found.step, found.step)
     card = head(found, "finished", saved, verdict(found, "finished"))
     assert card["tone"] == "warn" and card["title"] == "It memorized its rows"
     healthy = fold(read("ends", "healthy"))
+    bar = run_bar(healthy, ShownRun("run-1", "x", is_running=False))
+    assert (bar["outcome"], bar["tone"]) == ("Learned", "good") and bar["title"].startswith("✓")
     saved = SavedSteps(healthy.step)
     assert head(healthy, "finished", saved, verdict(healthy, "finished"))["tone"] == "good"
 

@@ -41,7 +41,7 @@ def test_a_record_is_folded_once_and_gone_on_with_as_it_grows(tmp_path, monkeypa
     for _ in range(3):
         answer = kept.compare(folders, "step", lambda folder: False)
     assert len(read) == 2
-    assert [run["word"] for run in answer["runs"]] == ["Finished", "Interrupted"]
+    assert [run["word"] for run in answer["runs"]] == ["Learned", "Interrupted"]
     assert not answer["going_on"]
     recorder = RunRecorder(folders[1].path, folders[1].id)
     recorder.emit(step_finished(21, 100))
