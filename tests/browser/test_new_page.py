@@ -87,6 +87,9 @@ def test_a_model_is_chosen_by_its_card(page):
     expect(box(page, "model.source")).to_have_value(source)
     expect(page.locator(f".rs-models label[title='{source}'] input")).to_be_checked()
     expect(job(page)).to_contain_text(title)
+    page.locator(".rs-models [data-part=models] label", has_text="Starter model").click()
+    expect(box(page, "model.source")).to_have_value("assets/starter-model")
+    expect(job(page)).to_contain_text("Starter model")
 
 
 def test_the_command_of_what_the_form_shows_is_copied(page, context):

@@ -37,7 +37,7 @@ from app.pages.new.faults import unforeseen
 from app.pages.new.fit_panel import NO_FOLDER, NO_MODEL, Beside, fit_panel, unchecked
 from app.pages.new.fitting import fitting
 from app.pages.new.fixes import best_suggestions, fix_of, fix_of_passes
-from app.pages.new.known_models import remark_on_example
+from app.pages.new.known_models import EXAMPLES, example_of, remark_on_example
 from app.pages.new.model_cards import model_cards, rounded_machine
 from app.pages.new.receipt import job_lines
 from app.pages.new.run_length import RunLength, Sample, run_length, run_length_text
@@ -241,27 +241,42 @@ class Checker:
         """Returns `models` of the catalog as cards, those that fit first; see `model_cards`. Each
         has the settings that follow when a person chooses it.
         """
-        after = {**shown, "model.source": ANY_MODEL}
         try:
             chosen = read_config(with_even_rows(shown)[0])
-            follows = self._derived(preset, shown, after).changes
-            job = read_config(with_even_rows({**after, **follows})[0])
+            job = self._with_model(preset, shown, ANY_MODEL)
+            own = (self._values_of(preset) or {}).get("model.source", "")
+            sources = (str(shown["model.source"]), str(own), EXAMPLES[0].source)
+            example = next(found for each in sources if (found := example_of(each)) is not None)
+            of_example = self._with_model(preset, shown, example.source)
             unnamed = {"name": ""}  # another name is no reason to plan again
             machine = rounded_machine(self._machine())
             downloads = self._session.engine.downloads_weights
-            jobs = (job.with_values(unnamed), machine, chosen.with_values(unnamed))
-            return {"models": list(self._cards(*jobs, downloads))}
+            of_models = (chosen.with_values(unnamed), of_example.with_values(unnamed))
+            cards = self._cards(job.with_values(unnamed), machine, *of_models, downloads)
+            return {"models": list(cards)}
         except RamstreamError:  # the fit panel says what is wrong
             return {"models": []}
 
+    def _with_model(self, preset: str | None, shown: dict[str, Any], source: str) -> TrainConfig:
+        """Returns the form's settings with another model, and what follows from it."""
+        after = {**shown, "model.source": source}
+        follows = self._derived(preset, shown, after).changes
+        return read_config(with_even_rows({**after, **follows})[0])
+
     def _other_model(self, preset: str | None, shown: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns the button that takes the first model that fits in place of that of an example,
-        or None where none is known.
+        """Returns the button that takes a model that fits in place of that of an example: the first
+        that is on this machine, else the first that can be had. None where there is none.
         """
-        for card in self.models(preset, shown)["models"]:
-            if card["fits"] and not card["is_example"]:
-                changes = {"model.source": card["id"]}
-                return {"label": f"Use {card['title']}", "changes": changes}
+        found = self.models(preset, shown)["models"]
+        cards = [each for each in found if each["fits"] and not each["is_example"]]
+        engine = self._session.engine
+        jobs = [self._with_model(preset, shown, card["id"]) for card in cards]
+        are_here = [not engine.downloads_weights(job) for job in jobs]
+        for place in sorted(range(len(cards)), key=lambda number: not are_here[number]):
+            refuse = functools.partial(engine.refuse_out_of_reach, jobs[place], waits=False)
+            if not _refusal(refuse):
+                changes = {"model.source": cards[place]["id"]}
+                return {"label": f"Use {cards[place]['title']}", "changes": changes}
         return None
 
     def count_rows(self, shown: dict[str, Any]) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 from app.labels import in_bytes, in_count
 from app.pages.new.download import beside_download, download_bytes, size_text
-from app.pages.new.known_models import card_id, example_of, model_title
+from app.pages.new.known_models import card_id, model_title
 from engine.config.settings import TrainConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RamstreamError
 from engine.machine.read_machine import Machine
 from engine.model.build.shape_of_run import shape_of_run
 from engine.planning.fit.memory_items import PartName
@@ -29,7 +29,7 @@ from engine.planning.shape.catalog import CatalogEntry, catalog
 from engine.planning.shape.model_shape import ModelShape
 
 FITTING, TOO_LARGE = 5, 1
-"""Number of cards of models that fit, and of those that do not."""
+"""Number of cards of models that fit, that of an example included, and of those that do not."""
 GRAIN = 256 << 20
 """Free memory and disk are rounded down to a multiple of this (bytes), so that cards do not change
 with each page of memory that some program takes.
@@ -49,26 +49,29 @@ def model_cards(
     config: TrainConfig,
     machine: Machine,
     chosen: TrainConfig,
+    example: TrainConfig,
     downloads: Callable[[TrainConfig], bool],
 ) -> list[dict[str, Any]]:
     """Returns models for these settings, those that fit first: that of `chosen`, with its own
-    settings, if it is known; some that fit, from the smallest to the largest; then the smallest
-    that does not. There are none of the catalog for settings that no table is about. downloads:
-    whether a run would first download weights.
+    settings, if it is known; some that fit, from the smallest to the largest; that of `example`,
+    which needs no download; then the smallest that does not fit. There are none of the catalog for
+    settings that no table is about. downloads: whether a run would first download weights.
     """
     jobs = _Jobs(machine, downloads)
     known = _known(config)
     end = _first_too_large(known, config, jobs)
-    rest = [*_spread(known[:end], FITTING), *known[end : end + TOO_LARGE]]
+    is_chosen = chosen.model.source.strip() == example.model.source.strip()
+    examples = _example_cards(example, jobs) if known or is_chosen else []
+    room = FITTING - len(examples)
+    rest = [*_spread(known[:end], room), *known[end : end + TOO_LARGE]]
     first = [each for each in _known(chosen) if _is_of(chosen, each[0])]
-    examples = _example_cards(chosen, jobs)
-    if (first or examples) and not any(_is_of(chosen, entry) for entry, _ in rest):
-        rest = [*_spread(known[:end], FITTING - 1), *known[end : end + TOO_LARGE]]
-    cards = [
-        *examples,
+    if first and not any(_is_of(chosen, entry) for entry, _ in rest):
+        rest = [*_spread(known[:end], room - 1), *known[end : end + TOO_LARGE]]
+    of_catalog = [
         *(_card(*each, chosen, jobs) for each in first),
         *(_card(*each, config, jobs) for each in rest if not _is_of(chosen, each[0])),
     ]
+    cards = [*examples, *of_catalog] if is_chosen else [*of_catalog, *examples]
     return sorted(cards, key=lambda card: not card["fits"])
 
 
@@ -138,14 +141,15 @@ def _fits(least: Requirements | None) -> bool:
     return least is not None and least.status() != FitStatus.DOES_NOT_FIT
 
 
-def _example_cards(chosen: TrainConfig, jobs: _Jobs) -> list[dict[str, Any]]:
-    """Returns the card of the model of an example, if that is chosen."""
-    source = chosen.model.source.strip()
-    if example_of(source) is None:
+def _example_cards(example: TrainConfig, jobs: _Jobs) -> list[dict[str, Any]]:
+    """Returns the card of the model of an example; none where settings contradict it."""
+    source = example.model.source.strip()
+    try:
+        shape = shape_of_run(example)
+    except RamstreamError:
         return []
-    shape = shape_of_run(chosen)
     numbers = f"{in_count(shape.parameter_count)} parameters"
-    fit = _fit(chosen, shape, jobs)
+    fit = _fit(example, shape, jobs)
     return [_shown(source, (source,), fit, f"{numbers} · {FOR_THE_EXAMPLE}") | {"is_example": True}]
 
 

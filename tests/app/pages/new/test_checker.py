@@ -21,7 +21,7 @@ from app.pages.new.draft import DRAFT_FILE, Drafts
 from app.pages.new.fit_panel import LACKS, NO_MODEL, TO_DOWNLOAD
 from app.pages.new.fixes import SHOWN
 from app.pages.new.form_routes import form_routes
-from app.pages.new.known_models import known_models
+from app.pages.new.known_models import example_of, known_models
 from app.server.guard import Guard, GuardPolicy
 from app.session.engine_calls import EngineCalls
 from engine.config.settings import TrainConfig
@@ -413,6 +413,23 @@ def test_the_model_of_the_example_is_told_where_it_is_to_learn_other_data(checke
     assert fix == {"label": f"Use {card['title']}", "changes": {"model.source": card["id"]}}
     other = checker.fit_panel(given | fix["changes"])
     assert text not in other["reasons"]
+    engine = checker._session.engine
+    cards = [
+        each for each in checker.models(preset.file, given)["models"] if not each["is_example"]
+    ]
+    engine.downloads_weights = lambda config: config.model.source != cards[2]["id"]
+
+    def offered():
+        return checker.fit_panel(given, timed=True, preset=preset.file)["fixes"][text]
+
+    assert offered()["changes"] == {"model.source": cards[2]["id"]}, "what is here comes first"
+
+    def refuse(config, waits):
+        if example_of(config.model.source) is None:
+            raise ModelError("offline")
+
+    engine.refuse_out_of_reach = refuse
+    assert offered() is None
 
 
 @pytest.mark.parametrize("gpu", [True, False])

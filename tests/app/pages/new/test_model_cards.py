@@ -22,7 +22,8 @@ def cards(chosen="", machine=MACHINE, downloads=lambda config: False, **train):
     }
     config = TrainConfig.from_dict(given)
     chosen = config.with_values({"model.source": chosen or "m"})
-    return model_cards(config, machine, chosen, downloads)
+    example = config.with_values({"model.source": STARTER})
+    return model_cards(config, machine, chosen, example, downloads)
 
 
 def test_those_that_fit_come_first_and_then_one_that_does_not():
@@ -30,7 +31,8 @@ def test_those_that_fit_come_first_and_then_one_that_does_not():
     assert [card["fits"] for card in shown] == [True] * FITTING + [False] * TOO_LARGE
     assert shown[0]["text"].startswith("fits · ")
     assert re.fullmatch(r"needs [\d.]+ GiB more RAM, .* more GPU memory", shown[-1]["text"])
-    assert all(card["id"] in card["ids"] and "download" in card["note"] for card in shown)
+    assert all(card["id"] in card["ids"] for card in shown)
+    assert all(("download" in card["note"]) != card["is_example"] for card in shown)
 
 
 def test_the_chosen_model_stays_and_comes_first():
@@ -42,8 +44,8 @@ def test_the_chosen_model_stays_and_comes_first():
 
 
 def test_a_disk_that_is_too_small_for_the_download_or_the_checkpoints_counts():
-    second = cards()[1]["id"]
-    room = replace(MACHINE, disk_free=22 << 30)
+    second = "Qwen/Qwen3-1.7B"
+    room = replace(MACHINE, disk_free=23 << 30)
     for small, downloads in ((replace(MACHINE, disk_free=16 << 30), False), (room, True)):
         shown = cards(second, small, lambda config, now=downloads: now)
         own = next(card for card in shown if card["id"] == second)
@@ -57,7 +59,9 @@ def test_the_model_of_the_example_has_a_card_of_its_own():
     assert own["id"] == STARTER and own["fits"] and own["title"] == "Starter model"
     assert own["note"] == "638k parameters · for the example only"
     assert [card["is_example"] for card in (own, *others)] == [True, *[False] * len(others)]
-    assert not any(card["is_example"] for card in cards())
+    # It is on this machine, so one click leads back to it from another model.
+    fitting = [card for card in cards("Qwen/Qwen2.5-0.5B") if card["fits"]]
+    assert len(fitting) == FITTING and fitting[-1] == own
 
 
 def test_a_model_and_its_tuned_one_have_one_name_and_others_of_its_shape_their_own():
@@ -70,7 +74,7 @@ def test_a_model_and_its_tuned_one_have_one_name_and_others_of_its_shape_their_o
 
 def test_adapters_fit_larger_models():
     def largest(shown):
-        return [card["title"] for card in shown if card["fits"]][-1]
+        return [card["title"] for card in shown if card["fits"] and not card["is_example"]][-1]
 
     assert largest(cards(method="lora")) != largest(cards())
 
