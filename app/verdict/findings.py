@@ -25,6 +25,7 @@ Rule = Literal[
     "memory in danger",
     "speed",
     "plateau",
+    "too small",
     "rate too low",
     "nothing exact",
     "doing well",

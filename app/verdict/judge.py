@@ -14,7 +14,13 @@ from typing import get_args
 
 from app.verdict.divergence import of_divergence, of_skipped, of_spikes
 from app.verdict.findings import Finding, Rule, Tone, Verdict
-from app.verdict.learning import learning, of_answers, of_learning, of_low_rate
+from app.verdict.learning import (
+    learning,
+    of_answers,
+    of_learning,
+    of_low_rate,
+    of_small_model,
+)
 from app.verdict.losses import losses_of
 from app.verdict.memory_rules import of_grown_memory, of_memory
 from app.verdict.outcome import (
@@ -114,6 +120,9 @@ def _of_a_finished_run(snapshot: RunSnapshot, config: TrainConfig | None) -> Ver
         is_good = learns.rule == "doing well" and not others and not is_worse
         is_good = is_good and not has_no_right_answer(snapshot)
         main = replace(learns, tone="good" if is_good else "calm", text=what_it_reached(snapshot))
+    small = of_small_model(snapshot, config)
+    if small is not None:  # more steps or another rate would not help
+        others = [small, *(each for each in others if each.rule != "rate too low")]
     slow = [found for found in _speed(snapshot, config) if found.is_alarm]
     return Verdict(main, (*others, *of_grown_memory(snapshot), *slow))
 

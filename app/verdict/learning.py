@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from app.form.examples import example_on_other_data
 from app.labels import in_digits, in_share
 from app.verdict.findings import Finding, Offer
 from app.verdict.losses import NOISE_STEPS, Losses, block_error, median, median_error, noise
@@ -281,4 +282,23 @@ def of_answers(snapshot: RunSnapshot, found: Learning) -> Finding | None:
         "The loss falls; no answer is right yet.",
         "The answers before and after show how close they come.",
         f"Of {known[-1].total:,} validation prompts, none has the expected answer.",
+    )
+
+
+def of_small_model(snapshot: RunSnapshot, config: TrainConfig | None) -> Finding | None:
+    """Returns that the model of an example is too small for other data, of which it answers nothing
+    right.
+    """
+    if config is None or example_on_other_data(config) is None:
+        return None
+    known = [match for match in snapshot.exact_matches if match.moment == "after" and match.total]
+    if not known or known[-1].correct:
+        return None
+    return Finding(
+        "too small",
+        "calm",
+        "This model is too small for your data: choose a larger one.",
+        "",
+        f"Of {known[-1].total:,} validation prompts, none has the expected answer, and the model "
+        "was made for its example alone.",
     )

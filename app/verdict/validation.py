@@ -225,7 +225,9 @@ def of_memorizing(snapshot: RunSnapshot, went: Validation | None, losses: Losses
     is_by_heart = trained < KNOWN_BY_HEART and went.last > KEPT_OF_BEFORE * went.first
     if (falls or len(after) < 2) and not is_by_heart:
         return None
-    best = ""
+    best, helps = "", "more rows or a lower learning rate"
+    if went.is_above_best:
+        helps = "more rows, fewer steps or a lower learning rate"
     if went.is_above_best and went.best_step:
         best = f" It was lowest at step {went.best_step:,}: {in_digits(went.best)}."
     return Finding(
@@ -233,8 +235,7 @@ def of_memorizing(snapshot: RunSnapshot, went: Validation | None, losses: Losses
         "warn",
         f"It memorizes its rows: training loss {in_digits(trained)}, validation loss "
         f"{in_digits(went.last)}.",
-        "It knows them by heart and little else: more rows, fewer steps or a lower learning rate "
-        "would help.",
+        f"It knows them by heart and little else: {helps} would help.",
         f"The median loss of the {TRAIN_STEPS} steps up to the latest evaluation is below "
         f"{in_share(FAR_BELOW)} of the validation loss.{best}",
     )

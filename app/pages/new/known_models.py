@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from app.form.examples import example_of, example_on_other_data
 from app.form.source_names import short_name
 from app.labels import in_bytes
 from engine.config.settings import TrainConfig
@@ -17,22 +17,6 @@ from engine.text import counted
 _CHAT = ("-instruct", "-it")
 """Ends of the ids of models that were tuned to answer."""
 _KINDS = re.compile(r"-(instruct|it|chat|base|pt|hf)\b")
-
-
-@dataclass(frozen=True)
-class Example:
-    """A tiny model that comes with the program."""
-
-    source: str
-    title: str
-    data: str
-    """The data set that it is made for, the only one whose tokens it knows."""
-
-
-EXAMPLES = (
-    Example("assets/starter-model", "Starter model", "assets/starter.jsonl"),
-    Example("assets/preference-model", "Politeness model", "assets/preferences.jsonl"),
-)
 
 
 def machine_text(machine: Machine) -> str:
@@ -79,19 +63,12 @@ def _plain(source: str) -> str:
     return _KINDS.sub("", source.strip().lower())
 
 
-def example_of(source: str) -> Example | None:
-    """Returns the example whose model this is."""
-    return next((each for each in EXAMPLES if each.source == source.strip()), None)
-
-
 def remark_on_example(config: TrainConfig) -> str:
     """Returns a sentence on the model of an example that is to learn other data, or an empty
     text.
     """
-    example = example_of(config.model.source)
-    if example is None or config.model.init != "pretrained":
-        return ""
-    if all(part.only_source.strip() == example.data for part, _ in config.data.parts()):
+    example = example_on_other_data(config)
+    if example is None:
         return ""
     name = example.title[:1].lower() + example.title[1:]
     return f"The {name} only knows its example. Choose another model."

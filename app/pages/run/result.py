@@ -119,12 +119,13 @@ def _told(snapshot: RunSnapshot, state: str, saved: SavedSteps, judged: Verdict)
     if state == "finished" and snapshot.export_failed:
         return [how_its_export_failed(snapshot)]
     if state == "finished":
-        if judged.main.is_alarm:
-            return [judged.main.advice]
-        took = f"{_finished(snapshot)}."
         found = (judged.main, *judged.also)
+        small = [each.text for each in found if each.rule == "too small"]
+        if judged.main.is_alarm:
+            return [*small, judged.main.advice]
+        took = f"{_finished(snapshot)}."
         better = [each.text for each in found if each.place == "beside"]
-        return [took if len(snapshot.evals) else UNEVALUATED, *better]
+        return [*small, took if len(snapshot.evals) else UNEVALUATED, *better]
     why = [how_it_ended(snapshot, state)] if state == "failed" else []
     then = how_it_can_go_on(state, saved)
     is_all_kept = state == "interrupted" and saved.full == snapshot.step

@@ -11,6 +11,7 @@ from app.pages.run.result import result
 from app.shared.run_bar import shown_tone
 from app.verdict.judge import verdict
 from app.verdict.outcome import what_it_reached
+from engine.config.settings import TrainConfig
 from engine.runs.record.events import (
     BestKept,
     CheckpointWritten,
@@ -89,6 +90,19 @@ def test_a_run_without_a_right_answer_is_not_green_however_its_loss_fell():
     assert shown_tone(snapshot, "finished") == "calm"
     known = overfitted(30, right=(50, 50))
     assert shown_tone(known, "finished") == "good", "there was no answer to learn"
+
+
+def test_a_model_of_an_example_is_called_too_small_for_other_data_where_it_answers_nothing_right():
+    def text(data, right=(0, 0)):
+        values = CONFIG.to_dict() | {"data": {"source": data}}
+        config = TrainConfig.from_dict(values | {"model": {"source": "assets/starter-model"}})
+        snapshot, saved = overfitted(30, right=right), SavedSteps(30, 30)
+        judged = verdict(snapshot, "finished", saved, config)
+        return result(snapshot, "finished", saved, judged)["text"]
+
+    small = "This model is too small for your data: choose a larger one."
+    assert text("own.csv").startswith(small)
+    assert small not in text("own.csv", (0, 1)) and small not in text("assets/starter.jsonl")
 
 
 def test_without_an_export_the_newest_checkpoint_counts():
