@@ -20,6 +20,7 @@ from app.form.derived_defaults import (
     derived_defaults,
     with_even_rows,
 )
+from app.form.examples import EXAMPLES, example_of
 from app.form.presets import PresetShelf
 from app.form.settings_form import (
     as_labeled,
@@ -37,7 +38,7 @@ from app.pages.new.faults import unforeseen
 from app.pages.new.fit_panel import NO_FOLDER, NO_MODEL, Beside, fit_panel, unchecked
 from app.pages.new.fitting import fitting
 from app.pages.new.fixes import best_suggestions, fix_of, fix_of_passes
-from app.pages.new.known_models import EXAMPLES, example_of, remark_on_example
+from app.pages.new.known_models import remark_on_example
 from app.pages.new.model_cards import model_cards, rounded_machine
 from app.pages.new.receipt import job_lines
 from app.pages.new.run_length import RunLength, Sample, run_length, run_length_text

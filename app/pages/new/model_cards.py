@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.form.examples import example_of
 from app.labels import in_bytes, in_count
 from app.pages.new.download import beside_download, download_bytes, size_text
 from app.pages.new.known_models import card_id, model_title
