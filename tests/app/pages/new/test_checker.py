@@ -15,13 +15,14 @@ import pytest
 from starlette.applications import Starlette
 
 import app.pages.new.checker
+from app.form.examples import example_of
 from app.form.settings_form import as_labeled, read_config, shown_values
 from app.pages.new.checker import AFTER_TOKENIZER, NO_TOKENIZER, Checker
 from app.pages.new.draft import DRAFT_FILE, Drafts
 from app.pages.new.fit_panel import LACKS, NO_MODEL, TO_DOWNLOAD
 from app.pages.new.fixes import SHOWN
 from app.pages.new.form_routes import form_routes
-from app.pages.new.known_models import example_of, known_models
+from app.pages.new.known_models import known_models
 from app.server.guard import Guard, GuardPolicy
 from app.session.engine_calls import EngineCalls
 from engine.config.settings import TrainConfig
