@@ -94,3 +94,12 @@ def test_settings_are_found_taken_back_and_kept_as_a_preset(page, server):
     page.locator(".rs-tools [data-part=remove-preset]").click()
     expect(preset).to_have_value("")
     assert not (server.runs / ".presets" / "slower-starter.yaml").exists()
+
+    preset.click()
+    page.get_by_role("option", name="Starter").first.click()
+    expect(page.get_by_text("Preset Starter replaced your settings.")).to_be_visible()
+    expect(box(page, "train.learning_rate")).not_to_have_value("0.002")
+    page.get_by_role("button", name="Undo", exact=True).click()
+    expect(box(page, "train.learning_rate")).to_have_value("0.002")
+    expect(preset).to_have_value("")
+    expect(page.get_by_text("Preset Starter replaced your settings.")).to_be_hidden()

@@ -15,6 +15,7 @@ import { NewHead } from "./new_head.js";
 import { offerCard, reasonRow } from "./offers.js";
 import { drawPreview } from "./preview.js";
 import { Receipt } from "./receipt.js";
+import { Replaced } from "./replaced.js";
 import { RunLength } from "./run_length.js";
 import { SettingsTools } from "./settings_tools.js";
 import { StartGate } from "./start_gate.js";
@@ -41,7 +42,7 @@ const SOURCES = `:is(#field-model-source, #field-data-source) ${BOX}`;
 
 const draw = {
     sidebar: (place, value) => drawText(place, "machine", value),
-    about: (place, value) => drawText(place, "about", value),
+    about: drawAbout,
     why_not: (place, value) => drawText(place, "why_not", value),
     queued: drawQueued,
     copy_command: mountCopy,
@@ -77,6 +78,11 @@ export function mountTrain(place) {
 
 function drawText({ element }, name, value) {
     field(element, name).textContent = value[name] ?? "";
+}
+
+function drawAbout(place, value) {
+    place.replaced ??= new Replaced(place);
+    drawText(place, "about", value);
 }
 
 function drawQueued(place, value) {
@@ -343,12 +349,18 @@ function takeForms(place) {
     let soon;
     window.ramstreamForms = {
         push: ({ settled, ...form }) => {
-            if (settled) arrived(place);
+            if (settled) {
+                arrived(place);
+                places.about?.replaced?.filled(form);
+            }
             if (isChange(place, form)) changed(place);
             clearTimeout(soon);
             soon = setTimeout(() => check(place, form), TOGETHER);
         },
-        choosing: () => chosen(place),
+        choosing: () => {
+            places.about?.replaced?.choosing(place.form);
+            chosen(place);
+        },
     };
     for (const form of given) window.ramstreamForms.push(form);
 }

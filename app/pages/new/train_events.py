@@ -39,6 +39,11 @@ shown: Object.fromEntries(FIELDS.map((name, index) => [name, values[index]]))});
 }"""
 # Tells `train.js` that a preset was chosen, whose settings will follow.
 CHOOSING = "() => { window.ramstreamForms?.choosing?.(); }"
+# Fills the form with the draft that a preset replaced.
+UNDO = """() => {
+  const {preset, about, shown} = window.ramstreamUndone;
+  return [{__type__: 'update', value: preset}, {about}, ...FIELDS.map((name) => shown[name])];
+}"""
 # Shows what a fit panel allows: Start, or in its place Add to queue while another run trains.
 OFFER = """({can_start, can_queue, queue_text}) => [
   {__type__: 'update', interactive: can_start, visible: !can_queue},
@@ -155,6 +160,12 @@ class TrainEvents:
             self.load_preset, panel.preset, [*self._fields, panel.about], **QUIET
         )
         loaded.then(**self._ask_settled).then(self.preview, **self._previewed)
+        # `replaced.js` triggers this.
+        undo = _filled_in(UNDO, {"FIELDS": self._names})
+        undone = panel.about.input(
+            **in_page(undo, None, [panel.preset, panel.about, *self._fields])
+        )
+        undone.then(**self._ask_settled).then(self.preview, **self._previewed)
         # `settings_tools.js` triggers this when a preset was saved or deleted.
         panel.tools.submit(
             self.list_presets, panel.tools, [panel.preset, panel.about], **QUIET
