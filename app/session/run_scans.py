@@ -138,10 +138,10 @@ def scanned(folder: RunFolder) -> RunScan:
 
 
 def _outcome(path: Path, sparkline: Sparkline) -> Outcome | None:
-    """Returns what came of a run that has finished, where that is known. Its page judges that by
-    the whole record, which is read only if something was evaluated.
+    """Returns what came of a run that has finished, where that is known. As for its page, that is
+    judged by the whole record.
     """
-    if not sparkline.is_over or sparkline.validation_loss is None:
+    if not sparkline.is_over:
         return None
     snapshot = RunSnapshot()
     try:

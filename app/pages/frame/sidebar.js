@@ -95,7 +95,7 @@ export class Sidebar {
         if (!link) return;
         link.dataset.tone = bar.tone;
         setText(field(link, "run-name"), bar.name);
-        setText(field(link, "run-state"), stateLabel(bar));
+        setText(field(link, "run-state"), stateLabel({ ...bar, word: bar.outcome }));
     }
 }
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import time
 
-from app.session.run_scans import RunScans
+from app.session.run_scans import RunScans, scanned
+from engine.runs.record.recorder import RunRecorder
+from engine.runs.record.run_folder import create_run
+from tests.app.verdict.made_runs import CONFIG
+from tests.support.synthetic_run import run_events
 
 
 def test_files_that_checkpoints_share_count_once(tmp_path):
@@ -18,3 +22,14 @@ def test_files_that_checkpoints_share_count_once(tmp_path):
     while not (known := scans.known(["run"])):
         time.sleep(0.01)  # another thread looks
     assert known["run"].folder_bytes == 4096
+
+
+def test_the_outcome_of_a_run_is_read_where_only_its_answers_are_known(tmp_path):
+    folder = create_run(tmp_path, CONFIG)
+    recorder = RunRecorder(folder.path, folder.id)
+    for event in run_events(30):
+        recorder.emit(event)
+    recorder.close()
+    scan = scanned(folder)
+    assert scan.sparkline.validation_loss is None
+    assert scan.outcome is not None and scan.outcome.word == "Learned"
