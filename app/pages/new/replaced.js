@@ -10,7 +10,7 @@ export class Replaced {
     constructor(place) {
         this.place = place;
         this.before = null; // the draft that a preset is about to replace
-        const undo = el("button", { type: "button", class: "rs-small" }, "Undo");
+        const undo = el("button", { type: "button", class: "rs-link" }, "Undo");
         undo.addEventListener("click", () => this.undo());
         this.root = place.element.querySelector('[data-part="replaced"]');
         this.root.append(" ", undo);
