@@ -516,7 +516,7 @@ def test_the_page_is_sent_the_verdict_and_what_it_showed_is_kept(checker, tmp_pa
     answer = post(checker, {"preset": "starter.yaml", "shown": draft})
     assert answer.status_code == 200
     panel = checker.fit_panel(draft)
-    assert answer.json() == panel | {"as_preset": False}
+    assert answer.json() == panel | {"as_preset": False, "continues": ""}
     assert answer.json()["can_start"]
     assert answer.headers["cache-control"] == "no-store"
     assert Drafts(tmp_path).recall() == checker.drafts.recall() == ("starter.yaml", draft)
