@@ -520,7 +520,7 @@ def test_the_page_is_sent_the_verdict_and_what_it_showed_is_kept(checker, tmp_pa
     assert answer.json()["can_start"]
     assert answer.headers["cache-control"] == "no-store"
     assert Drafts(tmp_path).recall() == checker.drafts.recall() == ("starter.yaml", draft)
-    assert post(checker, {"shown": draft}).json() == panel | {"as_preset": True}
+    assert post(checker, {"shown": draft}).json() == panel | {"as_preset": True, "continues": ""}
     assert checker.drafts.recall() == (None, draft)
     assert len(checker.calls) == 1, "what was worked out for one is there for the other"
     other = shown(train__batch_size=8)  # from a page that was opened but not edited
