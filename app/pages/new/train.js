@@ -109,6 +109,10 @@ function askForPreview() {
     const { fit_panel: fit, preview: place } = places;
     const isTyped = document.activeElement?.matches(`${FORM} ${BOX}`);
     if (!place?.read || place.props.value?.pending || isTyped) return;
+    // Each form may ask so often: on a busy machine its values may reach Gradio late.
+    const form = JSON.stringify(fit.form.shown);
+    if (form !== place.asked) place.older = 0;
+    place.asked = form;
     place.older = isOf(fit.form, place.read) ? 0 : (place.older ?? 0) + 1;
     if (place.older && place.older <= TIMES_OLDER) place.trigger("submit");
 }

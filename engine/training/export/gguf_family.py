@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from engine.errors import RunError
+from engine.training.export.gguf_known import FAMILIES
 
-FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""llama.cpp's names for model types of transformers."""
 _PAIRED = ("q_proj", "k_proj")
 _FREQUENCIES = "rope_freqs.weight"
 

@@ -11,8 +11,7 @@ import msgspec
 from engine import safe_files
 from engine.model.hub.hub_cache import cached_config
 from engine.paths import resolve_source
-from engine.training.export.gguf_family import FAMILIES
-from engine.training.export.gguf_tokenizer import OTHER_TOKENIZER, divided_by_name
+from engine.training.export.gguf_known import FAMILIES, OTHER_TOKENIZER, divided_by_name
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,9 @@ def test_a_run_that_is_deleted_after_the_form_was_filled_is_told_when_the_new_ru
     second = start_run(config, session.runs_dir)
     assert execute(second).state == "finished"
     shutil.rmtree(first.folder.path)
-    ended = execute(start_run(config, session.runs_dir))
+    # Within the same second, a run of the same name would take the folder's place.
+    named = config.with_values({"name": "Third"})
+    ended = execute(start_run(named, session.runs_dir))
     assert (ended.state, ended.error_type) == ("failed", "ModelError")
     assert f"the folder {first.folder.path} does not exist" in ended.reason
     assert open_run(session.runs_dir, second.id).config.model.start_from is not None
