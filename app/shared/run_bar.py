@@ -99,6 +99,8 @@ class ShownRun:
     """Whether the run writes checkpoints."""
     is_lost: bool = False
     """Whether the run's folder is gone, so that nothing can be requested."""
+    is_constant: bool = False
+    """Whether the learning rate does not fall toward the end of the run."""
     is_starting: bool = False
     """Whether the run has a process of its own, which has written nothing yet."""
 
@@ -144,6 +146,7 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun, judged: Verdict | None = None)
             "learning_rate": run.learning_rate,
             "steps": snapshot.total_steps,
             "done": snapshot.step,
+            "falls": not run.is_constant,
         },
         "title": f"{_mark(snapshot, state, tone)} {run.name} · Ramstream",
         "step_seconds": recent_median(seconds) if seconds else None,

@@ -68,7 +68,11 @@ class Change:
                 sentences.append(f"{name} {total_steps:,} → {new:,}")
             else:
                 sentences.append(f"{name} {old:g} → {new:g}")
-        return ", ".join(sentences)
+        text = ", ".join(sentences)
+        steps = self.values.get("train.steps")
+        if steps is not None and after.train.schedule != "constant":
+            text += f"; the learning rate falls until step {steps:,}"
+        return text
 
 
 def _value(config: TrainConfig, dotted: str) -> Any:

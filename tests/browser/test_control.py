@@ -51,6 +51,7 @@ def test_a_run_is_changed_and_tells_when_it_is_over(page, server):
     dialog.get_by_label("Learning rate (peak)").fill("0.0007")
     done = int(re.match(r"[\d,]+", bar(page, "step").inner_text()).group().replace(",", ""))
     dialog.get_by_label("Total steps").fill(str(done + 40))
+    expect(dialog).to_contain_text(f"falls until step {done + 40:,} instead of 100,000.")
     height = page.locator(".rs-bar").bounding_box()["height"]
     page.keyboard.press("Enter")
     expect(dialog).to_be_hidden()
@@ -66,6 +67,10 @@ def test_a_run_is_changed_and_tells_when_it_is_over(page, server):
         if isinstance(record.event, SettingsChanged)
     ]
     assert changed.values == {"train.learning_rate": 0.0007, "train.steps": done + 40}
+    open_view(page, "settings")
+    main = page.locator('[data-part="settings-main"]')
+    expect(main).to_contain_text(f"Length{done + 40} steps")
+    expect(main).to_contain_text(f"falls until step {done + 40}")
     open_view(page, "log")
     expect(page.locator(".rs-log")).to_contain_text(f"steps 100,000 → {done + 40}")
     expect(bar(page, "step")).to_have_text(f"{done + 40:,} of {done + 40:,}")

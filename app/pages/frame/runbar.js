@@ -349,6 +349,8 @@ class ChangeDialog {
         this.post = post;
         this.rate = dialog.querySelector("[name=rate]");
         this.steps = dialog.querySelector("[name=steps]");
+        this.falls = field(dialog, "falls");
+        this.steps.addEventListener("input", () => this.showFall());
         this.problem = field(dialog, "problem");
         dialog.querySelector("form").addEventListener("submit", (event) => {
             event.preventDefault();
@@ -363,8 +365,23 @@ class ChangeDialog {
         this.steps.value = settings.steps;
         this.steps.min = Math.max(1, settings.done);
         this.problem.textContent = "";
+        this.showFall();
         this.dialog.showModal();
         this.rate.select();
+    }
+
+    // The length of the run is also that of the schedule of the learning rate.
+    showFall() {
+        const { falls, steps } = this.before;
+        const asked = Number(this.steps.value);
+        const isMoved = falls && asked > 0 && asked !== steps;
+        const [until, before] = [asked, steps].map((step) => step.toLocaleString("en"));
+        setText(
+            this.falls,
+            isMoved
+                ? `The learning rate then falls until step ${until} instead of ${before}.`
+                : "",
+        );
     }
 
     async send() {

@@ -51,7 +51,7 @@ def run_details(folder: RunFolder) -> dict[str, Any]:
         "config_problem": problem,
         "commands": _commands(folder, summary.state if summary else ""),
         "export": export_details(folder, summary is not None and bool(summary.export_failed)),
-        "settings": settings_in_words(folder),
+        "settings": settings_in_words(folder, summary.total_steps if summary else 0),
         "printed": [*_printed(folder, STDOUT_FILE), *_printed(folder, STDERR_FILE)],
     }
 

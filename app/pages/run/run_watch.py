@@ -135,7 +135,8 @@ class Watch:
             saved_steps(self.folder.checkpoints_path, self.folder.best_path),
             config is None or config.output.checkpoint != "none",
             self.run.is_lost,
-            self.run.is_starting(),
+            is_constant=config is not None and config.train.schedule == "constant",
+            is_starting=self.run.is_starting(),
         )
         judged = self._shown(
             "the verdict", lambda of: verdict(of, run.state(of.state), run.saved, config)

@@ -9,7 +9,7 @@ from typing import Any
 from app.form import settings_form
 from app.form.settings_form import CHOICE_LABELS
 from app.labels import METHOD_LABELS, in_digits
-from engine.config.settings import TrainConfig
+from engine.config.settings import OptimConfig, TrainConfig
 from engine.config.tree import by_dotted_name
 from engine.errors import RamstreamError
 from engine.runs.record.run_folder import RunFolder
@@ -18,23 +18,24 @@ from engine.text import counted
 SHOWN_FIRST = (
     *("name", "model.source", "data.source", "train.method", "train.lora_rank"),
     *("train.learning_rate", "train.batch_size", "train.steps", "train.epochs"),
-    *("data.max_seq_len", "model.dtype"),
+    *("train.schedule", "data.max_seq_len", "model.dtype"),
 )
 """Settings that are not repeated among those that were changed."""
 
 
-def settings_in_words(folder: RunFolder) -> dict[str, Any]:
+def settings_in_words(folder: RunFolder, total_steps: int) -> dict[str, Any]:
     """Returns `main`, pairs of a name and a text, and `changed`, rows of a label, the dotted name,
-    the value and the default. Both are empty if the settings cannot be read.
+    the value and the default. Both are empty if the settings cannot be read. `total_steps` is the
+    length of the run, or 0 while it is not known.
     """
     try:
         config = folder.config
     except (RamstreamError, OSError):
         return {"main": [], "changed": []}
-    return {"main": _main(config), "changed": _changed(config)}
+    return {"main": _main(config, total_steps), "changed": _changed(config)}
 
 
-def _main(config: TrainConfig) -> list[list[str]]:
+def _main(config: TrainConfig, total_steps: int) -> list[list[str]]:
     train = config.train
     method = METHOD_LABELS[train.method]
     if train.method == "lora":
@@ -44,18 +45,30 @@ def _main(config: TrainConfig) -> list[list[str]]:
         ["Data", config.data.title],
         ["Trained", method[0].upper() + method[1:]],
         ["Learning rate", in_digits(train.learning_rate)],
+        ["Schedule", _schedule(train, total_steps)],
         ["Batch size", counted(train.batch_size, "row")],
-        ["Length", _length(train.steps, train.epochs)],
+        ["Length", _length(train, total_steps)],
         ["Sequence length", counted(config.data.max_seq_len, "token")],
         ["Precision", config.model.dtype],
     ]
 
 
-def _length(steps: int | None, epochs: float | None) -> str:
-    if steps:
-        return counted(steps, "step")
-    passes = f"{epochs or 1:g}"
-    return f"{passes} {'pass' if passes == '1' else 'passes'} over the data"
+def _length(train: OptimConfig, total_steps: int) -> str:
+    if train.steps:
+        return counted(train.steps, "step")
+    count = f"{train.epochs or 1:g}"
+    passes = f"{count} {'pass' if count == '1' else 'passes'} over the data"
+    return f"{passes}, {counted(total_steps, 'step')}" if total_steps else passes
+
+
+def _schedule(train: OptimConfig, total_steps: int) -> str:
+    """Returns the schedule, and the step until which the rate falls, since a change of the length
+    moves it.
+    """
+    name = train.schedule.replace("_", " ").capitalize()
+    if train.schedule == "constant" or not total_steps:
+        return name
+    return f"{name}, falls until step {total_steps:,}"
 
 
 def _changed(config: TrainConfig) -> list[dict[str, str]]:

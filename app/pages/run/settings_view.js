@@ -34,7 +34,8 @@ export class SettingsView {
     async refresh({ run_id, bar }) {
         // While a request is under way nothing else can be asked for, for a moment.
         this.editing.hidden = !bar.pending && !bar.actions.includes("change");
-        const version = JSON.stringify([run_id, bar.state, bar.settings.learning_rate, bar.name]);
+        const { learning_rate: rate, steps } = bar.settings;
+        const version = JSON.stringify([run_id, bar.state, rate, steps, bar.name]);
         if (version === this.version) return;
         this.version = version;
         this.run = run_id;

@@ -32,7 +32,10 @@ def test_rate_and_steps_change_at_a_safe_step_and_are_recorded(tmp_path):
         )
     assert run.recorder.snapshot.total_steps == 11 and run.recorder.snapshot.progress == 1.0
     assert ControlReceived("change", changed.values) in events_of(run, ControlReceived)
-    found = f"From step {changed.step} on: train.learning_rate 0.01 → 0.02, train.steps 8 → 11."
+    found = (
+        f"From step {changed.step} on: train.learning_rate 0.01 → 0.02, train.steps 8 → 11; the "
+        "learning rate falls until step 11."
+    )
     assert found in [line.text for line in events_of(run, LogLine)]
 
 
