@@ -72,6 +72,16 @@ def in_time(seconds: float) -> str:
     return in_hours(max(0, round(seconds)))
 
 
+def in_rough_time(seconds: float) -> str:
+    """Returns a time as `in_time` does, rounded up to what an estimate is good for, so that it
+    counts down evenly: to 5 s below a minute, to 10 s below ten minutes, else to minutes.
+    """
+    if not math.isfinite(seconds):
+        return "–"
+    grain = next((grain for below, grain in ((60, 5), (600, 10)) if seconds <= below), 60)
+    return in_time(math.ceil(seconds / grain) * grain)
+
+
 def in_short_time(seconds: float) -> str:
     """Returns a time as `in_time` does, but with fractions below ten seconds: 0.034 s, 2.41 s."""
     return f"{_three_digits(seconds)} s" if seconds < 10 else in_time(seconds)

@@ -12,8 +12,8 @@ import numpy as np
 
 from app.labels import (
     STATE_LABELS,
+    in_rough_time,
     in_share,
-    in_time,
     state_label,
     state_tone,
 )
@@ -209,7 +209,7 @@ def _mark(snapshot: RunSnapshot, state: str, tone: str) -> str:
 
 def _time_left(snapshot: RunSnapshot, state: str) -> str:
     if state in ("running", "paused", "pausing") and snapshot.seconds_left is not None:
-        return in_time(snapshot.seconds_left)
+        return in_rough_time(snapshot.seconds_left)
     return "–"
 
 

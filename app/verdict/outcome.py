@@ -27,6 +27,10 @@ MOST_RIGHT = 0.5
 """Share of answers that are right from which a run has learned what it was to learn."""
 
 
+PAUSE_TOLD = 1
+"""Seconds of pauses from which they are told."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What came of a run that has finished, in a word and its tone."""
@@ -54,6 +58,13 @@ def has_learned(snapshot: RunSnapshot, judged: Verdict) -> bool:
     only_slow = [each.rule for each in judged.also] == ["rate too low"]
     learned = judged.main.tone == "good" or (judged.main.rule == "doing well" and only_slow)
     return learned and not has_no_right_answer(snapshot)
+
+
+def how_long(snapshot: RunSnapshot) -> str:
+    """Returns how many steps a run made in which time, and how long it paused besides."""
+    text = f"Finished {counted(snapshot.step, 'step')} in {in_time(snapshot.seconds)}"
+    paused = snapshot.paused_seconds
+    return f"{text}, paused {in_time(paused)}" if paused >= PAUSE_TOLD else text
 
 
 def right_shares(snapshot: RunSnapshot) -> tuple[float, float] | None:
@@ -145,7 +156,7 @@ def has_no_right_answer(snapshot: RunSnapshot) -> bool:
 
 
 def _how_it_finished(snapshot: RunSnapshot) -> str:
-    text = f"Finished {counted(snapshot.step, 'step')} in {in_time(snapshot.seconds)}"
+    text = how_long(snapshot)
     matched = _exact_match(snapshot)
     if matched:
         return f"{text}; {matched}."

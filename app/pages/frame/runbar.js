@@ -378,9 +378,7 @@ class ChangeDialog {
         const [until, before] = [asked, steps].map((step) => step.toLocaleString("en"));
         setText(
             this.falls,
-            isMoved
-                ? `The learning rate then falls until step ${until} instead of ${before}.`
-                : "",
+            isMoved ? `The learning rate then falls until step ${until} instead of ${before}.` : "",
         );
     }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.labels import STATE_LABELS, in_time
+from app.labels import STATE_LABELS
 from app.pages.run.best import best_of
 from app.pages.run.facts import NOT_TESTED, facts
 from app.verdict.findings import Verdict
@@ -18,12 +18,12 @@ from app.verdict.outcome import (
     how_it_can_go_on,
     how_it_ended,
     how_its_export_failed,
+    how_long,
     right_shares,
 )
 from app.verdict.validation import validation
 from engine.config.export_choice import ExportFrom
 from engine.runs.record.snapshot import OVER_STATES, RunSnapshot
-from engine.text import counted
 from engine.training.checkpoints.saved_on_disk import SavedSteps
 
 OUTCOMES = {
@@ -92,11 +92,7 @@ def _title(
     by_loss = "" if loss is None else _by_loss(snapshot, loss, judged)
     if by_loss:
         return by_loss, loss
-    return _finished(snapshot), None
-
-
-def _finished(snapshot: RunSnapshot) -> str:
-    return f"Finished {counted(snapshot.step, 'step')} in {in_time(snapshot.seconds)}"
+    return how_long(snapshot), None
 
 
 def _by_loss(snapshot: RunSnapshot, loss: dict[str, str], judged: Verdict) -> str:
@@ -123,7 +119,7 @@ def _told(snapshot: RunSnapshot, state: str, saved: SavedSteps, judged: Verdict)
         small = [each.text for each in found if each.rule == "too small"]
         if judged.main.is_alarm:
             return [*small, judged.main.advice]
-        took = f"{_finished(snapshot)}."
+        took = f"{how_long(snapshot)}."
         better = [each.text for each in found if each.place == "beside"]
         return [*small, took if len(snapshot.evals) else UNEVALUATED, *better]
     why = [how_it_ended(snapshot, state)] if state == "failed" else []

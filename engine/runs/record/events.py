@@ -334,6 +334,8 @@ class StateChanged(Event, frozen=True):
     there is space; the event that restores the earlier state then contains `found`. In the record,
     this field is called `room`.
     """
+    paused_seconds: Number = 0
+    """Seconds that the session has paused so far. The recorder fills it in."""
 
 
 class JobProgressed(Event, frozen=True):
@@ -579,6 +581,8 @@ class RunEnded(Event, frozen=True):
     """Name of the error that ended the run, or its export."""
     export_failed: str = ""
     """Reason, one sentence, why the model of a run that has finished could not be written."""
+    paused_seconds: Number = 0
+    """As in `StateChanged`."""
 
     @property
     def state_text(self) -> str:

@@ -32,6 +32,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from engine import safe_files
 from engine.errors import RunError
 from engine.files import FULL
@@ -246,6 +248,7 @@ class RunRecorder:
     def _append(self, *events: Event) -> Record:
         """Writes all of these events as lines, or none; returns the record of the last one."""
         now, elapsed, seq = time.time(), self._elapsed(), self.snapshot.last_seq
+        events = tuple(self._with_pauses(event, elapsed) for event in events)
         lines = [
             encode_line(Record(self.run_id, seq + place, now, event, elapsed))
             for place, event in enumerate(events, 1)
@@ -258,6 +261,16 @@ class RunRecorder:
             self.snapshot.apply(record)
         self._undelivered.extend(records)
         return records[-1]
+
+    def _with_pauses(self, event: Event, elapsed: float) -> Event:
+        """Returns a change of the state with how long the session has paused, for lists of runs,
+        which do not read whole records.
+        """
+        begins = isinstance(event, StateChanged) and event.state == "preparing"
+        if begins or not isinstance(event, (StateChanged, RunEnded)):
+            return event
+        paused = self.snapshot.session_paused((self.snapshot.started_time or 0.0) + elapsed)
+        return msgspec.structs.replace(event, paused_seconds=round(paused, 3)) if paused else event
 
     def _count_on(self) -> float:
         """Returns the `elapsed` with which a session of an existing record begins. Only the wall

@@ -216,7 +216,13 @@ class SnapshotFields:
     clock_set_by: float = 0.0
     """Seconds by which the wall clock is ahead of these times, since somebody has set it."""
     earlier_seconds: float = 0.0
-    """Seconds that the sessions before the latest one took in total."""
+    """Seconds that the sessions before the latest one took in total, without their pauses."""
+    paused_time: float | None = None
+    """Time at which the run paused; None unless it is paused."""
+    paused_before: float = 0.0
+    """Seconds that the earlier pauses of the latest session took in total."""
+    earlier_paused: float = 0.0
+    """Seconds that the sessions before the latest one paused in total."""
     last_seq: int = 0
 
     steps: StepTable = field(default_factory=StepTable)
@@ -270,7 +276,12 @@ DAMAGED_SHOWN = 20
 PROMPT_ANSWERS = 200
 """Number of evaluations, the latest ones, for which the answers to the sample prompts are kept."""
 RECENT_STEPS = 20
-"""Number of the latest steps from which the remaining time is estimated."""
+"""Number of the latest steps of which the speed is shown."""
+PACE_SECONDS = 120
+MOST_PACE_STEPS = 1000
+"""Length of time, and most steps in it, whose median step gives the remaining time. With those of a
+few seconds it would swing.
+"""
 
 E = TypeVar("E", ExactMatchMeasured, PromptsAnswered, CheckpointWritten, ExportWritten, StepSkipped)
 
@@ -333,21 +344,39 @@ class RunSnapshot(SnapshotFields):
 
     @property
     def seconds(self) -> float:
-        """Working time of the run in seconds, without the time between sessions."""
+        """Working time of the run in seconds, without pauses and the time between sessions."""
         if self.session_time is None or self.last_time is None:
             return self.earlier_seconds
-        return self.earlier_seconds + max(0.0, self.last_time - self.session_time)
+        worked = self.last_time - self.session_time - self.session_paused(self.last_time)
+        return self.earlier_seconds + max(0.0, worked)
+
+    @property
+    def paused_seconds(self) -> float:
+        """Seconds that the run has paused, in all of its sessions."""
+        return self.earlier_paused + self.session_paused(self.last_time or 0.0)
+
+    def session_paused(self, until: float) -> float:
+        """Returns for how many seconds the latest session has paused up to the time `until`."""
+        if self.paused_time is None:
+            return self.paused_before
+        return self.paused_before + max(0.0, until - self.paused_time)
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds that the remaining steps will take at the median pace of the latest steps.
+        """Seconds that the remaining steps will take at the median pace of the steps of the latest
+        `PACE_SECONDS`, or of the latest `RECENT_STEPS` if these took longer.
 
         None before the first step and once the run is over.
         """
         if self.is_over or not self.steps.seconds or not self.total_steps:
             return None
         left = max(0, self.total_steps - self.step)
-        return statistics.median(self.steps.seconds[-RECENT_STEPS:]) * left
+        recent = statistics.median(self.steps.seconds[-RECENT_STEPS:])
+        if recent * MOST_PACE_STEPS > PACE_SECONDS:
+            steady = max(RECENT_STEPS, int(PACE_SECONDS / recent))
+        else:
+            steady = MOST_PACE_STEPS
+        return statistics.median(self.steps.seconds[-steady:]) * left
 
     # ------------------------------------------------------------------ the fold
 
@@ -377,7 +406,8 @@ class RunSnapshot(SnapshotFields):
         self.export_failed = ""
 
     def _begin_session(self, time: float) -> None:
-        self.earlier_seconds = self.seconds
+        self.earlier_seconds, self.earlier_paused = self.seconds, self.paused_seconds
+        self.paused_time, self.paused_before = None, 0.0
         self.session_time = time
         self.sessions += 1
         self.is_started = False
@@ -426,10 +456,18 @@ class RunSnapshot(SnapshotFields):
     def _state_changed(self, time: float, event: StateChanged) -> None:
         if event.state == "preparing" and event.lacks_space_for != "found":
             self._begin_session(time)
-        self.state = event.state
+        self._enter(event.state, time)
         self.reason = event.reason
         self.job = None
         self.lacks_space_for = "" if event.lacks_space_for == "found" else event.lacks_space_for
+
+    def _enter(self, state: RunState, time: float) -> None:
+        if self.paused_time is not None and state != "paused":
+            self.paused_before = self.session_paused(time)
+            self.paused_time = None
+        elif self.paused_time is None and state == "paused":
+            self.paused_time = time
+        self.state = state
 
     def _job_progressed(self, time: float, event: JobProgressed) -> None:
         if event.total > 0 and event.done >= event.total:
@@ -555,8 +593,8 @@ class RunSnapshot(SnapshotFields):
         )
         self._line_damaged(time + self.clock_set_by, LogLine("warning", text))
 
-    def _run_ended(self, _: float, event: RunEnded) -> None:
-        self.state = event.state
+    def _run_ended(self, time: float, event: RunEnded) -> None:
+        self._enter(event.state, time)
         self.reason = event.reason
         self.export_failed = event.export_failed
         self.lacks_space_for = ""

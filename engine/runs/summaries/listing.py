@@ -78,8 +78,8 @@ class RunSummary:
     """One line in the list of runs.
 
     `name`, `note` and `tags` were given by a person; without such a name, `name` is that of the
-    configuration. `created` is in Unix seconds. `seconds` is the run's working time. A run that
-    cannot be read has the state `unreadable`, with the cause as `reason`.
+    configuration. `created` is in Unix seconds. `seconds` is the run's working time, without
+    pauses. A run that cannot be read has the state `unreadable`, with the cause as `reason`.
     """
 
     id: str
@@ -248,7 +248,7 @@ def _summary(folder: RunFolder) -> RunSummary:
             # A change made during the run is in the configuration, not in `RunStarted`.
             total_steps = steps
     session = _session(folder, first)
-    seconds = _seconds(session, ends.last)
+    seconds = max(0.0, _seconds(session, ends.last) - ends.paused_seconds)
     # If no state is found near the end, the lines there belong to steps.
     state = ends.state or ("running" if ends.step else "preparing")
     about = read_about(folder.path)
@@ -347,6 +347,7 @@ class _RecordEnds:
         self.step: int | None = None
         self.loss: float | None = None
         self.step_times: float | None = None
+        self.paused_seconds = 0.0
         self.last: Record | None = None
         self._ceiling: int | None = None
 
@@ -370,6 +371,7 @@ class _RecordEnds:
             if self.state is None:
                 self.state = event.state
                 self.reason = event.reason
+                self.paused_seconds = event.paused_seconds
                 self.export_failed = getattr(event, "export_failed", "")
         elif isinstance(event, RunStarted):
             self.state = self.state or "preparing"

@@ -20,7 +20,8 @@ def test_a_change_goes_to_the_run(session, engine):
     wait_for(lambda: get(session, f"/api/live/{run_id}").json()["bar"]["state"] == "running")
     bar = get(session, f"/api/live/{run_id}").json()["bar"]
     assert "change" in bar["actions"]
-    assert bar["settings"] == {"learning_rate": 1e-4, "steps": 10, "done": bar["settings"]["done"]}
+    rest = {"done": bar["settings"]["done"], "falls": True}
+    assert bar["settings"] == {"learning_rate": 1e-4, "steps": 10} | rest
     assert post(session, f"/api/runs/{run_id}/change", {"values": {"train.steps": 50}}).json() == {
         "run_id": run_id
     }
@@ -70,5 +71,10 @@ def test_a_run_of_another_process_is_changed_by_its_control_file_and_its_new_set
         recorder.close()
         session.follow(folder.id).note_request("save", 0)  # reads the record at once
         bar = get(session, f"/api/live/{folder.id}").json()["bar"]
-        assert bar["settings"] == {"learning_rate": 3e-4, "steps": 60, "done": 20}
+        assert bar["settings"] == {
+            "learning_rate": 3e-4,
+            "steps": 60,
+            "done": 20,
+            "falls": True,
+        }
         assert bar["step"] == "20 of 60"

@@ -316,7 +316,7 @@ def test_the_bar_of_a_running_run():
         fold(run_events(30, total=120, ended=None)), ShownRun("run-1", "Synthetic", is_running=True)
     )
     assert (bar["state"], bar["step"], bar["progress"]) == ("running", "30 of 120", 0.25)
-    assert bar["left"] == "22 s"
+    assert bar["left"] == "25 s"
     assert bar["actions"] == ["pause", "save", "change", "stop", "discard"]
     assert bar["title"] == "25 % Synthetic · Ramstream"
     assert bar["sentence"] == (

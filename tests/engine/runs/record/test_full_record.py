@@ -86,7 +86,10 @@ def test_a_record_that_waits_within_the_wait_of_a_checkpoint_goes_back_to_that(d
         "record",
         "checkpoint",
     ]
-    assert states[-1] == waiting
+    assert (states[-1].reason, states[-1].lacks_space_for) == (
+        waiting.reason,
+        waiting.lacks_space_for,
+    )
     assert (recorder.snapshot.state, recorder.snapshot.lacks_space_for) == ("paused", "checkpoint")
 
 

@@ -166,6 +166,9 @@ def test_progress_and_time_left():
     assert (snapshot.step, snapshot.loss, snapshot.progress) == (4, 2.0, 0.4)
     assert snapshot.seconds_left == 3.0 * 6  # the median ignores a slow first step
     assert not snapshot.is_over
+    slow = [StepFinished(step, seconds=3.0 if step % 40 < 21 else 1.0) for step in range(1, 81)]
+    swinging = fold_of(RunStarted(total_steps=180), StateChanged("running"), *slow)
+    assert swinging.seconds_left == 300.0, "it is not that of the latest steps alone"
     over = fold_of(started, *steps, RunEnded("failed", "why", "NonFiniteError"))
     assert over.is_over and over.seconds_left is None
     assert (over.state, over.reason) == ("failed", "why")

@@ -220,12 +220,20 @@ def test_the_time_between_sessions_is_not_in_the_list_either(tmp_path, monkeypat
     recorder.close()
     clocks.pass_by(3970)
     again = RunRecorder(folder, folder.id)
-    for seconds, event in ((0, RunStarted(resumed_step=1)), (4, RunEnded())):
+    resumed = [
+        (0, StateChanged("preparing")),
+        (0, RunStarted(resumed_step=1)),
+        (2, StateChanged("paused")),
+        (500, StateChanged("running")),
+        (2, RunEnded()),
+    ]
+    for seconds, event in resumed:
         clocks.pass_by(seconds)
         again.emit(event)
     again.close()
     (run,) = list_runs(tmp_path)
     assert run.seconds == again.snapshot.seconds == 34.0 and run.created == 1000.0
+    assert again.snapshot.paused_seconds == 500.0
 
 
 # ---------------------------------------------------------------------- names and notes
