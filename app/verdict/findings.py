@@ -27,6 +27,7 @@ Rule = Literal[
     "plateau",
     "too small",
     "rate too low",
+    "few rows",
     "nothing exact",
     "doing well",
     "too early",
@@ -70,10 +71,11 @@ class Finding:
 
     @property
     def place(self) -> Place:
-        """Where the button of its offer stands: first of all for what is wrong with the learning,
-        beside the others for what would learn better, and with the reasons for the speed.
+        """Where it is told, and the button of its offer stands: first of all for what is wrong with
+        the learning, beside the others for what would learn better, and with the reasons for the
+        speed.
         """
-        if self.rule == "rate too low":
+        if self.rule in ("rate too low", "few rows"):
             return "beside"
         return "first" if self.is_alarm and self.rule != "speed" else "reasons"
 
@@ -98,6 +100,16 @@ class Verdict:
     also: tuple[Finding, ...] = ()
 
     @property
+    def tone(self) -> Tone:
+        """The tone of the main finding, unless a few validation rows are too few to be sure of it.
+        What is bad is so by more than the noise of these.
+        """
+        is_certain = self.main.tone == "bad" or not any(
+            each.rule == "few rows" for each in self.also
+        )
+        return self.main.tone if is_certain else "calm"
+
+    @property
     def offer(self) -> Offer | None:
         """The first change that one of the findings offers; its label describes it."""
         return None if self._offering is None else self._offering.offer
@@ -120,4 +132,4 @@ class Verdict:
                 "stops": self.main.tone == "bad",
             }
         also = [found.to_dict() for found in self.also]
-        return self.main.to_dict() | {"offer": offer, "also": also}
+        return self.main.to_dict() | {"tone": self.tone, "offer": offer, "also": also}

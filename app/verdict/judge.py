@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import get_args
 
 from app.verdict.divergence import of_divergence, of_skipped, of_spikes
+from app.verdict.few_rows import with_rows
 from app.verdict.findings import Finding, Rule, Tone, Verdict
 from app.verdict.learning import (
     learning,
@@ -46,6 +47,11 @@ ENDED_TONES: dict[str, Tone] = {
     "discarded": "calm",
 }
 """Tone of a run that has ended before its last step, by its state."""
+JUDGED_BY_ROWS: tuple[Rule, ...] = (
+    *("worse than before training", "memorizes", "overfitting", "possibly overfitting"),
+    "doing well",
+)
+"""Rules by which a run that goes on is judged by its validation rows."""
 BUT = {
     "worse than before training": ", but it is worse than before training",
     "diverging": ", but it diverged",
@@ -71,7 +77,7 @@ def verdict(
     `config` (if the configuration does not load) no change of settings is offered.
     """
     if state == "finished":
-        return _of_a_finished_run(snapshot, config)
+        return with_rows(_of_a_finished_run(snapshot, config), snapshot)
     if state in OVER_STATES or state == "interrupted":
         return _of_a_run_that_ended(snapshot, state, saved, config)
     found = _of_the_disk(snapshot, state)
@@ -84,7 +90,8 @@ def verdict(
     else:
         found.append(_before_the_first_step(snapshot, state))
     main, *also = sorted(found, key=_rank)
-    return Verdict(main, tuple(also))
+    judged = Verdict(main, tuple(also))
+    return with_rows(judged, snapshot) if main.rule in JUDGED_BY_ROWS else judged
 
 
 def _rank(found: Finding) -> tuple[bool, bool, int]:

@@ -43,19 +43,21 @@ def outcome(snapshot: RunSnapshot, judged: Verdict) -> Outcome | None:
     """Returns what came of a run that has finished, or None where that is not known."""
     main = judged.main
     if main.is_alarm:
-        return Outcome(WRONG.get(main.rule, "Finished"), main.tone)
+        return Outcome(WRONG.get(main.rule, "Finished"), judged.tone)
     shares = right_shares(snapshot)
-    if shares and shares[1] > shares[0] and shares[1] >= MOST_RIGHT:
-        return Outcome("Learned", "good")
-    is_known = bool(len(snapshot.evals)) and has_learned(snapshot, judged)
-    return Outcome("Learned", "good") if is_known else None
+    has_most = bool(shares) and shares[1] > shares[0] and shares[1] >= MOST_RIGHT
+    if not has_most and not (len(snapshot.evals) and has_learned(snapshot, judged)):
+        return None
+    is_certain = all(each.rule != "few rows" for each in judged.also)
+    return Outcome("Learned", "good" if is_certain else "calm")
 
 
 def has_learned(snapshot: RunSnapshot, judged: Verdict) -> bool:
     """Returns whether the losses of a finished run say that it has learned, and no answers say
     that it has not.
     """
-    only_slow = [each.rule for each in judged.also] == ["rate too low"]
+    beside = [each.rule for each in judged.also if each.rule != "few rows"]
+    only_slow = beside == ["rate too low"]
     learned = judged.main.tone == "good" or (judged.main.rule == "doing well" and only_slow)
     return learned and not has_no_right_answer(snapshot)
 

@@ -41,7 +41,7 @@ def head(
         is_known = bool(len(snapshot.evals)) or judged.main.tone != "good"
         return {
             "phase": "over",
-            "tone": judged.main.tone if is_known else "calm",
+            "tone": judged.tone if is_known else "calm",
             "steps": [],
         } | (over | {"facts": over["facts"][:FACTS_SHOWN]})
     main = _main(judged)
@@ -50,7 +50,7 @@ def head(
         "phase": "going",
         "title": _title(snapshot, state, main),
         "text": _text(snapshot, state, main, judged),
-        "tone": "calm" if is_calm else main.tone,
+        "tone": "calm" if is_calm or judged.tone == "calm" else main.tone,
         "steps": [],
         "facts": facts(snapshot, None, best_of(snapshot))[:FACTS_SHOWN],
         "actions": [],
@@ -94,4 +94,7 @@ def _text(snapshot: RunSnapshot, state: str, main: Finding, judged: Verdict) -> 
         return "Resume continues at once."
     if state in TRANSIENT_LABELS:
         return TRANSIENT_LABELS[state]
-    return main.advice if main is judged.main else judged.main.text
+    if main is not judged.main:
+        return judged.main.text
+    few = [each.text for each in judged.also if each.rule == "few rows"]
+    return " ".join([*few, main.advice]).rstrip()

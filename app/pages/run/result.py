@@ -118,7 +118,8 @@ def _told(snapshot: RunSnapshot, state: str, saved: SavedSteps, judged: Verdict)
         found = (judged.main, *judged.also)
         small = [each.text for each in found if each.rule == "too small"]
         if judged.main.is_alarm:
-            return [*small, judged.main.advice]
+            few = [each.text for each in found if each.rule == "few rows"]
+            return [*small, *few, judged.main.advice]
         took = f"{how_long(snapshot)}."
         better = [each.text for each in found if each.place == "beside"]
         return [*small, took if len(snapshot.evals) else UNEVALUATED, *better]

@@ -25,6 +25,8 @@ THOUSANDS = "%{y:,.4~r}"
 MINUTE = 60_000
 DAY = 86_400_000
 """A day in milliseconds, the unit of the time axis."""
+FEW_POINTS = 12
+"""Number of points below which each of them has a dot."""
 LIMIT_SHARE = 0.05
 """Share of a limit that the curve must reach for the limit to be drawn: a line far above would
 compress the curve into a flat line.
@@ -75,14 +77,17 @@ class Line:
     opacity: float = 1.0
     dash: str = "solid"
     markers: bool = False
-    """Whether a dot is drawn at each point."""
+    """Whether a dot is drawn at each point, however many there are."""
 
 
 def curve(name: str, x: np.ndarray, y: np.ndarray, line: Line) -> dict[str, Any]:
-    """Returns the curve x[n], y[n] as a trace."""
+    """Returns the curve x[n], y[n] as a trace. A few points have dots, since the line between them
+    says nothing.
+    """
+    has_dots = line.markers or (len(x) < FEW_POINTS and line.dash == "solid")
     trace = {
         "type": "scatter",
-        "mode": "lines+markers" if line.markers else "lines",
+        "mode": "lines+markers" if has_dots else "lines",
         "name": name,
         "x": rounded(x, 12),
         "y": rounded(y, 5),
@@ -90,7 +95,7 @@ def curve(name: str, x: np.ndarray, y: np.ndarray, line: Line) -> dict[str, Any]
         "opacity": line.opacity,
         "hovertemplate": "%{text}",  # the page writes it
     }
-    if line.markers:
+    if has_dots:
         trace["marker"] = {"size": 6, "color": line.color}
     if line.row == 2:
         trace["yaxis"] = "y2"
