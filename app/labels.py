@@ -138,6 +138,25 @@ def in_digits(value: float | None) -> str:
     return f"{value:.3g}" if abs(value) < 1e-3 else f"{value:.4g}"
 
 
+def in_loss(value: float | None) -> str:
+    """Returns a loss with three digits after the point, as in 0.841, 0.120 or 2.345, so that two of
+    them can be compared; below 0.1 with three digits in all, and from 10 on with four.
+    """
+    if value is None or not math.isfinite(value) or not 1e-4 <= abs(value) < 100:
+        return in_digits(value)
+    if abs(value) < 0.1:
+        return f"{value:#.3g}"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.2f}"
+
+
+def in_flops(tflops: float) -> str:
+    """Returns a rate of floating-point operations with three digits, as in 1.25 TFLOPS or 6.02
+    GFLOPS.
+    """
+    value, unit = (tflops, "TFLOPS") if tflops >= 1 or not tflops else (1e3 * tflops, "GFLOPS")
+    return f"{_three_digits(value)} {unit}"
+
+
 def in_energy(watt_hours: float) -> str:
     """Returns an energy with two digits, as in 0.0038 Wh, and whole watt-hours from 10 on."""
     if watt_hours >= 10:

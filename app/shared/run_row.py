@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.labels import STATE_TONES, in_bytes, in_digits, in_share, in_time, state_label, state_tone
+from app.labels import STATE_TONES, in_bytes, in_loss, in_share, in_time, state_label, state_tone
 from app.shared.run_bar import actions_in
 from app.verdict.findings import Tone
 from app.verdict.outcome import WRONG, Outcome
@@ -112,10 +112,10 @@ def _run_row(run: RunSummary, weights: Weights, scan: RunScan, is_busy: bool) ->
         # As on its page: a run is as green as its verdict.
         "tone": _tone(run, scan),
         "steps": steps,
-        "loss": in_digits(run.loss),
+        "loss": in_loss(run.loss),
         "curve": [float(f"{loss:.4g}") for loss in sparkline.losses],
         "curve_tone": _curve_tone(scan),
-        "validation": in_digits(sparkline.validation_loss),
+        "validation": in_loss(sparkline.validation_loss),
         "before": _before(sparkline),
         "worse": "" if sparkline.worse is None else _worse(sparkline.worse),
         "accuracy": _answered(sparkline),
@@ -162,7 +162,7 @@ def _curve_tone(scan: RunScan) -> Tone:
 
 
 def _before(sparkline: Sparkline) -> str:
-    return "" if sparkline.before is None else f"{in_digits(sparkline.before)} before training"
+    return "" if sparkline.before is None else f"{in_loss(sparkline.before)} before training"
 
 
 def _answered(sparkline: Sparkline) -> dict[str, str]:
@@ -174,7 +174,7 @@ def _answered(sparkline: Sparkline) -> dict[str, str]:
 
 
 def _worse(worse: Worse) -> str:
-    now, before = in_digits(worse.now), in_digits(worse.before)
+    now, before = in_loss(worse.now), in_loss(worse.before)
     return f"Worse than before training: {worse.of} loss {before} → {now}."
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.labels import in_digits
+from app.labels import in_digits, in_loss
 from app.verdict.findings import Finding, Offer
 from app.verdict.losses import NOISE_STEPS, Losses, median, noise, rough_noise
 from engine.config.settings import TrainConfig
@@ -150,21 +150,20 @@ def of_divergence(losses: Losses, config: TrainConfig | None) -> Finding | None:
     rose = divergence(losses)
     if rose is None:
         return None
-    above = f"The median of {LAST_STEPS} steps was above {in_digits(rose.limit)} at step"
+    above = f"The median of {LAST_STEPS} steps was above {in_loss(rose.limit)} at step"
     if rose.is_over:
         return Finding(
             "rate too high",
             "calm",
-            f"The loss exploded ({in_digits(rose.best)} → {in_digits(rose.highest)}) and came "
-            "back.",
+            f"The loss exploded ({in_loss(rose.best)} → {in_loss(rose.highest)}) and came back.",
             "Lower the learning rate next time.",
-            f"{above} {rose.since:,}; its best median before was {in_digits(rose.best)}.",
+            f"{above} {rose.since:,}; its best median before was {in_loss(rose.best)}.",
         )
     best = min(losses.begun, rose.best)
     return Finding(
         "diverging",
         "bad",
-        f"Getting worse: training loss {in_digits(best)} → {in_digits(rose.last)}.",
+        f"Getting worse: training loss {in_loss(best)} → {in_loss(rose.last)}.",
         too_high(config),
         f"{above} {rose.since:,}, and no {LAST_STEPS} steps in a row have been good since.",
         lower_rate(config),

@@ -19,8 +19,9 @@ def with_rows(judged: Verdict, snapshot: RunSnapshot) -> Verdict:
     they are few, beside it.
     """
     rows = snapshot.data.get("eval_examples")
-    is_known = isinstance(rows, int) and rows > 0
-    if not is_known or not (len(snapshot.evals) or snapshot.exact_matches):
+    if not isinstance(rows, int) or rows < 1:
+        return judged
+    if not (len(snapshot.evals) or snapshot.exact_matches):
         return judged
     of = counted(rows, "validation row")
     if rows >= FEWEST_ROWS:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from app.form.examples import example_on_other_data
-from app.labels import in_digits, in_share
+from app.labels import in_digits, in_loss, in_share
 from app.verdict.findings import Finding, Offer
 from app.verdict.losses import NOISE_STEPS, Losses, block_error, median, median_error, noise
 from app.verdict.validation import Validation
@@ -155,11 +155,11 @@ def of_learning(found: Learning) -> Finding:
         return Finding(
             "not learning",
             "warn",
-            f"It does not learn: the training loss is {in_digits(made.last)} after "
-            f"{made.count:,} steps, and was {in_digits(made.first)}.",
+            f"It does not learn: the training loss is {in_loss(made.last)} after "
+            f"{made.count:,} steps, and was {in_loss(made.first)}.",
             "Check that the preview marks the tokens that should be learned; if it does, try three "
             "times the learning rate.",
-            f"{_compared(made)}; a fall of {in_digits(made.least)} would be seen."
+            f"{_compared(made)}; a fall of {in_loss(made.least)} would be seen."
             f"{_validation_stands(went)}",
         )
     if found.falls and found.is_above_before:
@@ -169,14 +169,14 @@ def of_learning(found: Learning) -> Finding:
     if went is not None and len(went.losses) > 1 and went.has_improved:
         lowest = ""
         if went.place != len(went.losses) - 1:
-            lowest = f", lowest {in_digits(went.best)} at step {went.best_step:,}"
-        fell = f"{in_digits(went.first)} → {in_digits(went.last)}"
+            lowest = f", lowest {in_loss(went.best)} at step {went.best_step:,}"
+        fell = f"{in_loss(went.first)} → {in_loss(went.last)}"
         text = f"Learning well. Validation loss {fell}{lowest}."
     else:
         # A quick fall may end before the first steps do, and a loss that rose at first began lower.
         began = made.first if made.last < made.first else made.begun
         began = min(began, made.begun)
-        text = f"Learning well. Training loss {in_digits(began)} → {in_digits(made.last)}."
+        text = f"Learning well. Training loss {in_loss(began)} → {in_loss(made.last)}."
     evidence = f"{_compared(made)}." if made.count >= EARLY_STEPS else ""
     return Finding("doing well", "good", text, evidence=evidence)
 
@@ -186,13 +186,13 @@ def _above_before(found: Learning) -> Finding:
     made, went = found.progress, found.went
     if went is not None and went.is_above_before:
         text = (
-            f"The validation loss is {in_digits(went.last)}, no lower than the "
-            f"{in_digits(went.first)} before training."
+            f"The validation loss is {in_loss(went.last)}, no lower than the "
+            f"{in_loss(went.first)} before training."
         )
     else:
         text = (
-            f"The training loss is {in_digits(made.last)}, no lower than the "
-            f"{in_digits(made.begun)} of the first step."
+            f"The training loss is {in_loss(made.last)}, no lower than the "
+            f"{in_loss(made.begun)} of the first step."
         )
     return Finding("too early", "calm", text, evidence=f"{_compared(made)}.")
 
@@ -200,21 +200,21 @@ def _above_before(found: Learning) -> Finding:
 def _too_early(made: Progress) -> Finding:
     text = f"Warming up: verdict by step {made.needed:,}."
     if made.is_clear:  # the validation loss says otherwise, or there was nothing left to learn
-        text = f"The training loss has hardly changed: {in_digits(made.last)} now."
+        text = f"The training loss has hardly changed: {in_loss(made.last)} now."
     if made.count < EARLY_STEPS:
         return Finding("too early", "calm", text)
     return Finding(
         "too early",
         "calm",
         text,
-        evidence=f"{_compared(made)}; a fall of {in_digits(made.least)} would be seen.",
+        evidence=f"{_compared(made)}; a fall of {in_loss(made.least)} would be seen.",
     )
 
 
 def _compared(made: Progress) -> str:
     return (
-        f"The median loss of the first {FIRST_STEPS} steps is {in_digits(made.first)}, of the "
-        f"latest {max(FIRST_STEPS, made.count // 5):,} {in_digits(made.last)}"
+        f"The median loss of the first {FIRST_STEPS} steps is {in_loss(made.first)}, of the "
+        f"latest {max(FIRST_STEPS, made.count // 5):,} {in_loss(made.last)}"
     )
 
 
@@ -222,8 +222,8 @@ def _validation_stands(went: Validation | None) -> str:
     if went is None or len(went.losses) < 2:
         return ""
     return (
-        f" The validation loss was {in_digits(went.first)} in the first evaluation and "
-        f"{in_digits(went.best)} in the best one."
+        f" The validation loss was {in_loss(went.first)} in the first evaluation and "
+        f"{in_loss(went.best)} in the best one."
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.labels import in_digits, in_share, in_time
+from app.labels import in_loss, in_share, in_time
 from app.verdict.findings import Rule, Tone, Verdict
 from app.verdict.validation import validation
 from engine.runs.record.snapshot import RunSnapshot
@@ -45,7 +45,7 @@ def outcome(snapshot: RunSnapshot, judged: Verdict) -> Outcome | None:
     if main.is_alarm:
         return Outcome(WRONG.get(main.rule, "Finished"), judged.tone)
     shares = right_shares(snapshot)
-    has_most = bool(shares) and shares[1] > shares[0] and shares[1] >= MOST_RIGHT
+    has_most = shares is not None and shares[1] > shares[0] and shares[1] >= MOST_RIGHT
     if not has_most and not (len(snapshot.evals) and has_learned(snapshot, judged)):
         return None
     is_certain = all(each.rule != "few rows" for each in judged.also)
@@ -130,16 +130,16 @@ def what_it_reached(snapshot: RunSnapshot, judged: str = "") -> str:
     """
     parts = [f"Finished {counted(snapshot.step, 'step')}{judged}"]
     if snapshot.loss is not None:
-        parts[0] += f": the last loss is {in_digits(snapshot.loss)}"
+        parts[0] += f": the last loss is {in_loss(snapshot.loss)}"
     found = validation(snapshot)
     if found is not None:
-        text = f"validation loss {in_digits(found.first)} → {in_digits(found.last)}"
+        text = f"validation loss {in_loss(found.first)} → {in_loss(found.last)}"
         if len(found.losses) == 1:
-            text = f"validation loss {in_digits(found.last)}"
+            text = f"validation loss {in_loss(found.last)}"
         elif found.best_step and found.place != len(found.losses) - 1:
             by_loss = snapshot.best is None or snapshot.best.by == "loss"
             lowest = "best" if by_loss else "lowest"
-            text += f", {lowest} {in_digits(found.best)} at step {found.best_step:,}"
+            text += f", {lowest} {in_loss(found.best)} at step {found.best_step:,}"
         parts.append(text)
     matched = _exact_match(snapshot)
     best = snapshot.best
@@ -164,13 +164,13 @@ def _how_it_finished(snapshot: RunSnapshot) -> str:
         return f"{text}; {matched}."
     losses = snapshot.evals.loss
     if len(losses) > 1:
-        text += f"; validation loss {in_digits(losses[0])} → {in_digits(losses[-1])}"
+        text += f"; validation loss {in_loss(losses[0])} → {in_loss(losses[-1])}"
         best = snapshot.best
         if best is not None and best.by == "loss" and best.step != snapshot.evals.step[-1]:
-            text += f", best {in_digits(best.loss)} at step {best.step:,}"
+            text += f", best {in_loss(best.loss)} at step {best.step:,}"
         return f"{text}."
     if len(losses):
-        return f"{text}; validation loss {in_digits(losses[-1])}."
+        return f"{text}; validation loss {in_loss(losses[-1])}."
     return f"{text}."
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.labels import in_digits, in_share
+from app.labels import in_loss, in_share
 from app.verdict.findings import Finding
 from app.verdict.losses import NOISE_STEPS, Losses, losses_of, median, median_error, noise
 from engine.runs.record.before_training import Worse, evaluations, worse_than_before
@@ -144,12 +144,12 @@ def of_validation(went: Validation | None, losses: Losses) -> Finding | None:
     since = int(losses.steps[losses.fresh - 1]) if 0 < losses.fresh <= len(losses) else 0
     if went is None or not went.rises(since):
         return None
-    rise = in_digits(float(went.margins[-1]))
+    rise = in_loss(float(went.margins[-1]))
     evidence = (
         f"The latest {LAST_EVALS} of {len(went.losses)} evaluations are each more than {rise} "
         "above the best one"
     )
-    numbers = f"{in_digits(went.last)} now, {in_digits(went.best)} at step {went.best_step:,}"
+    numbers = f"{in_loss(went.last)} now, {in_loss(went.best)} at step {went.best_step:,}"
     if _training_rose(losses, went):
         return Finding(
             "diverging",
@@ -176,7 +176,7 @@ def of_before(snapshot: RunSnapshot) -> Finding | None:
     worse = worse_than_before(snapshot)
     if worse is None:
         return None
-    now, before = in_digits(worse.now), in_digits(worse.before)
+    now, before = in_loss(worse.now), in_loss(worse.before)
     if worse.of == "validation":
         text = f"Worse than before training: validation loss {before} → {now}."
     else:
@@ -187,7 +187,7 @@ def of_before(snapshot: RunSnapshot) -> Finding | None:
         text,
         _instead(snapshot, worse),
         f"The {worse.of} loss is above that before training by more than "
-        f"{in_digits(worse.margin)}, the limit of its noise.",
+        f"{in_loss(worse.margin)}, the limit of its noise.",
     )
 
 
@@ -197,7 +197,7 @@ def _instead(snapshot: RunSnapshot, worse: Worse) -> str:
     if best is not None and worse.of == "validation" and best.loss < worse.before:
         kept = "which are kept" if best.kept else "which are not kept"
         return (
-            f"The weights of step {best.step:,}, {kept}, were better: {in_digits(best.loss)}. "
+            f"The weights of step {best.step:,}, {kept}, were better: {in_loss(best.loss)}. "
             "Fewer steps or a lower learning rate would end there."
         )
     return "Nothing is gained by these weights; a lower learning rate is the first thing to try."
@@ -229,12 +229,12 @@ def of_memorizing(snapshot: RunSnapshot, went: Validation | None, losses: Losses
     if went.is_above_best:
         helps = "more rows, fewer steps or a lower learning rate"
     if went.is_above_best and went.best_step:
-        best = f" It was lowest at step {went.best_step:,}: {in_digits(went.best)}."
+        best = f" It was lowest at step {went.best_step:,}: {in_loss(went.best)}."
     return Finding(
         "memorizes",
         "warn",
-        f"It memorizes its rows: training loss {in_digits(trained)}, validation loss "
-        f"{in_digits(went.last)}.",
+        f"It memorizes its rows: training loss {in_loss(trained)}, validation loss "
+        f"{in_loss(went.last)}.",
         f"It knows them by heart and little else: {helps} would help.",
         f"The median loss of the {TRAIN_STEPS} steps up to the latest evaluation is below "
         f"{in_share(FAR_BELOW)} of the validation loss.{best}",
@@ -288,7 +288,7 @@ def of_plateau(snapshot: RunSnapshot, went: Validation | None, losses: Losses) -
     return Finding(
         "plateau",
         "calm",
-        f"The validation loss stands still at {in_digits(went.last)} since step "
+        f"The validation loss stands still at {in_loss(went.last)} since step "
         f"{int(went.steps[first - 1]):,}.",
         "It may fall again as the rate does; more of the same steps would bring little.",
         f"The latest {len(went.losses) - first} evaluations gained less than "

@@ -9,7 +9,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from app.labels import in_digits, in_share
+from app.labels import in_loss, in_share
 from engine.config.settings import TrainConfig
 from engine.runs.record.following import EVENTS_FILE, replay
 from engine.runs.record.snapshot import RunSnapshot
@@ -58,7 +58,7 @@ def test_the_headline_of_a_finished_starter_is_what_its_record_says(page, server
     found = snapshot_of(server, run_id)
     assert found.state == "finished" and found.step == 40
     open_view(page, "learning")
-    first, last = (in_digits(found.evals.loss[place]) for place in (0, -1))
+    first, last = (in_loss(found.evals.loss[place]) for place in (0, -1))
     card = verdict(page)
     expect(card.get_by_role("heading")).to_have_text(
         f"Validation loss fell {first} → {last}, but no tested answer is right"
@@ -69,7 +69,7 @@ def test_the_headline_of_a_finished_starter_is_what_its_record_says(page, server
     expect(right.locator("strong")).to_have_text([in_share(before), in_share(after)])
     open_why(page)
     whole = card.inner_text()
-    assert f"the last loss is {in_digits(found.loss)}" in whole
+    assert f"the last loss is {in_loss(found.loss)}" in whole
     for each in ("fresh memory", "grows", "busy"):
         assert each not in whole
 

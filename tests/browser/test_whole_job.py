@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from app.form.settings_form import shown_values
-from app.labels import in_digits
+from app.labels import in_loss
 from engine.runs.record.following import EVENTS_FILE, replay
 from tests.browser.screen import (
     OPENED_RUN,
@@ -52,7 +52,7 @@ def test_an_overfitting_run_takes_home_its_best_and_says_so(blank, server, tmp_p
     assert best < 60 and found.exported_step == best
 
     # The verdict, its reasons and the chart name it.
-    lowest, last = in_digits(losses[best]), in_digits(losses[60])
+    lowest, last = in_loss(losses[best]), in_loss(losses[60])
     card = verdict(page)
     expect(card.get_by_role("heading")).to_have_text("It overfits")
     expect(card).to_contain_text(f"Best model: step {best}, exported.")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from app.labels import in_digits, in_share
+from app.labels import in_loss, in_share
 from app.pages.run.answers import right_samples
 from app.pages.run.preference_figure import ACCURACY, MARGIN
 from engine.runs.record.events import ExactMatchMeasured
@@ -45,9 +45,9 @@ def validation_loss(
     of = step if at is None else evals.step[at]
     return {
         "label": "Validation loss",
-        "from": in_digits(evals.loss[0]) if first != of else "",
+        "from": in_loss(evals.loss[0]) if first != of else "",
         "since": _moment(first),
-        "to": "not evaluated" if at is None else in_digits(evals.loss[at]),
+        "to": "not evaluated" if at is None else in_loss(evals.loss[at]),
         "at": _place(of, best, "loss"),
     }
 
@@ -97,7 +97,7 @@ def preferred(snapshot: RunSnapshot, step: int | None) -> dict[str, str] | None:
         "from": in_share(shares[0]) if has_first else "",
         "since": _moment(evals.step[0]),
         "to": in_share(shares[at]),
-        "at": f"mean margin {in_digits(margins[at])}",
+        "at": f"mean margin {in_loss(margins[at])}",
     }
 
 
@@ -109,9 +109,9 @@ def training_loss(snapshot: RunSnapshot, step: int | None) -> dict[str, str] | N
         return None
     return {
         "label": "Training loss",
-        "from": in_digits(steps.loss[0]) if at else "",
+        "from": in_loss(steps.loss[0]) if at else "",
         "since": _moment(steps.step[0]),
-        "to": in_digits(steps.loss[at]),
+        "to": in_loss(steps.loss[at]),
         "at": _moment(steps.step[at]),
     }
 
@@ -126,7 +126,7 @@ def _place(step: int | None, best: Best | None, by: str) -> str:
         return "" if step is None else _moment(step)
     if best.step == step:
         return f"best (step {step:,})"
-    value = in_digits(best.loss) if best.share is None else in_share(best.share)
+    value = in_loss(best.loss) if best.share is None else in_share(best.share)
     kept = "" if best.kept else ", not kept"
     return f"{_moment(step)}; best {value} (step {best.step:,}{kept})"
 

@@ -8,7 +8,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from app.labels import in_bytes, in_count, in_digits, in_energy, in_share, in_step_time, in_time
+from app.labels import (
+    in_bytes,
+    in_count,
+    in_digits,
+    in_energy,
+    in_flops,
+    in_loss,
+    in_share,
+    in_step_time,
+    in_time,
+)
 from app.pages.run.learning_figures import (
     accuracy_figure,
     loss_figure,
@@ -106,10 +116,10 @@ def alarms(snapshot: RunSnapshot) -> set[str]:
 
 def _loss_text(snapshot: RunSnapshot) -> str:
     steps, evals = snapshot.steps, snapshot.evals
-    first, last = in_digits(steps.loss[0]), in_digits(steps.loss[-1])
+    first, last = in_loss(steps.loss[0]), in_loss(steps.loss[-1])
     text = f"{first} at step {steps.step[0]:,}, {last} at step {steps.step[-1]:,}"
     if len(evals):
-        text += f"; validation {in_digits(evals.loss[-1])} at step {evals.step[-1]:,}"
+        text += f"; validation {in_loss(evals.loss[-1])} at step {evals.step[-1]:,}"
     return text
 
 
@@ -144,8 +154,15 @@ def _throughput_text(snapshot: RunSnapshot) -> str:
         tflops = float(np.median(steps.tflops))
         ceiling = snapshot.ceiling_tflops
         share = in_share(tflops / ceiling)
-        text += f" · {in_digits(tflops)} of {in_digits(ceiling)} TFLOPS, {share} of the peak"
+        text += f" · {_of_ceiling(tflops, ceiling)}, {share} of the peak"
     return text
+
+
+def _of_ceiling(tflops: float, ceiling: float) -> str:
+    """Returns both rates, as in 1.25 of 2.00 TFLOPS; the unit is written once."""
+    value, unit = in_flops(tflops).split()
+    most, of = in_flops(ceiling).split()
+    return f"{value} of {most} {of}" if unit == of else f"{value} {unit} of {most} {of}"
 
 
 def _tflops_text(snapshot: RunSnapshot) -> str:
@@ -161,7 +178,7 @@ def _peak_text(snapshot: RunSnapshot) -> str:
     """Returns the share of the device's measured peak, or TFLOPS where none was measured."""
     tflops = float(np.median(snapshot.steps.tflops[-RECENT_STEPS:]))
     if not snapshot.ceiling_tflops:
-        return f"{in_digits(tflops)} TFLOPS"
+        return in_flops(tflops)
     return f"{in_share(tflops / snapshot.ceiling_tflops)} of this machine’s peak"
 
 

@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from app.labels import STATE_LABELS, in_bytes, in_digits, in_share, in_short_time, state_label
+from app.labels import (
+    STATE_LABELS,
+    in_bytes,
+    in_digits,
+    in_loss,
+    in_share,
+    in_short_time,
+    state_label,
+)
 from app.shared.run_bar import JOB_LABELS
 from engine.runs.record.events import (
     BestKept,
@@ -157,7 +165,7 @@ def _checkpoint(event: CheckpointWritten) -> str:
 def _evaluation(event: EvalFinished) -> str:
     tokens = counted(event.loss_tokens, "token")
     return (
-        f"Validation loss {in_digits(event.loss)} over {tokens}, in {in_short_time(event.seconds)}."
+        f"Validation loss {in_loss(event.loss)} over {tokens}, in {in_short_time(event.seconds)}."
     )
 
 
@@ -167,7 +175,7 @@ def _exact(event: ExactMatchMeasured) -> str:
 
 
 def _best(event: BestKept) -> str:
-    by = f"validation loss {in_digits(event.loss)}"
+    by = f"validation loss {in_loss(event.loss)}"
     if event.total:
         by = f"{event.correct:,} of {event.total:,} answers right, {by}"
     return f"Best so far: step {event.step:,}, {by}. Its weights are kept."

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.labels import in_bytes, in_count, in_digits, in_energy, in_share, in_step_time
+from app.labels import in_bytes, in_count, in_digits, in_energy, in_flops, in_share, in_step_time
 from app.pages.run.places import places
 from app.pages.run.ranks import fullest_gpu
 from app.shared.run_bar import recent_median
@@ -49,11 +49,11 @@ def _speed_tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
     step_note = ""
     if len(steps):
         tokens = f"{in_count(recent_median(steps.tokens_per_second))} tokens/s"
-        flops = in_digits(recent_median(steps.tflops))
+        flops = in_flops(recent_median(steps.tflops))
         step_note = f"{in_step_time(recent_median(steps.seconds))} a step"
     return [
         _tile("Speed, latest steps", tokens, step_note),
-        _tile("TFLOPS, latest steps", flops, _ceiling_note(snapshot)),
+        _tile("Compute, latest steps", flops, _ceiling_note(snapshot)),
     ]
 
 
@@ -85,7 +85,7 @@ def _ceiling_note(snapshot: RunSnapshot) -> str:
     tflops = recent_median(snapshot.steps.tflops)
     each = ""
     if snapshot.device == "cuda" and snapshot.rank_count > 1:
-        each = f"{in_digits(tflops / snapshot.rank_count)} a GPU"
+        each = f"{in_flops(tflops / snapshot.rank_count)} a GPU"
     if not snapshot.ceiling_tflops:
         return each or "useful work"
     share = f"{in_share(tflops / snapshot.ceiling_tflops)} of "

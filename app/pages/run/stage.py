@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.labels import STATE_LABELS, STATE_TONES, in_count, in_digits, in_share
+from app.labels import STATE_LABELS, STATE_TONES, in_count, in_loss, in_share
 from app.shared.run_bar import JOB_LABELS
 from app.verdict.outcome import how_it_can_go_on, how_it_ended
 from engine.runs.record.snapshot import OVER_STATES, RunSnapshot
@@ -168,4 +168,4 @@ def _before(snapshot: RunSnapshot) -> str:
     right = [f"{match.correct} of {match.total} right" for match in snapshot.exact_matches[:1]]
     if not len(snapshot.evals):
         return "".join(right)
-    return " · ".join([f"validation loss {in_digits(snapshot.evals.loss[0])}", *right])
+    return " · ".join([f"validation loss {in_loss(snapshot.evals.loss[0])}", *right])

@@ -8,7 +8,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from app.labels import in_bytes, in_count, in_digits, in_share, in_step_time, in_time
+from app.labels import (
+    in_bytes,
+    in_count,
+    in_digits,
+    in_flops,
+    in_loss,
+    in_share,
+    in_step_time,
+    in_time,
+)
 from app.shared.charts.curve_points import smoothing_window
 from engine.runs.record.before_training import worse_than_before
 from engine.runs.record.events import ExactMatchMeasured
@@ -18,6 +27,8 @@ MARGIN, LOSS_MARGIN = 0.02, 0.01
 """Share by which two speeds or sizes, and two losses or shares of answers, differ by more than
 chance.
 """
+SAME_SIZE = 1.1
+"""Ratio of the tokens of two runs' median steps above which their steps are of other sizes."""
 NOTHING_YET = "None of these runs has made a step yet."
 
 
@@ -39,6 +50,10 @@ class KeyFigure:
     """Share by which the best number must differ from all others: less is chance."""
     least_margin: Callable[[RunSnapshot], float] = lambda _run: 0.0
     """Returns a difference from this run's number that is chance, whatever its share is."""
+    is_of_step: bool = False
+    """Whether the number belongs to a step, so that runs with steps of other sizes cannot be
+    compared by it.
+    """
 
     def row(self, runs: Sequence[RunSnapshot], same_data: bool) -> dict[str, Any]:
         """Returns the name, a text for each run, and the column with the best number, which is None
@@ -46,12 +61,17 @@ class KeyFigure:
         """
         values = [self.read(run) for run in runs]
         texts = [self._text(value) for value in values]
-        has_best = bool(self.better) and (same_data or not self.is_of_data)
+        is_comparable = self._is_comparable(runs)
+        has_best = bool(self.better) and (same_data or not self.is_of_data) and is_comparable
         return {
-            "name": self.name,
+            "name": self.name if is_comparable else f"{self.name} (steps of other sizes)",
             "texts": texts,
             "best": self._best(runs, values) if has_best else None,
         }
+
+    def _is_comparable(self, runs: Sequence[RunSnapshot]) -> bool:
+        tokens = [float(np.median(run.steps.tokens)) for run in runs if len(run.steps)]
+        return not (self.is_of_step and tokens and max(tokens) > SAME_SIZE * min(tokens))
 
     def _text(self, value: float | None) -> str:
         return "–" if value is None else self.as_text(value)
@@ -80,9 +100,11 @@ class KeyFigure:
 
     def changes(self, runs: Sequence[RunSnapshot], baseline: int) -> list[str]:
         """Returns how much each run's number differs from that of the baseline, as in +12 %; an
-        empty text for the baseline itself, where both are the same, and where either is not known
-        or the baseline's is 0.
+        empty text for the baseline itself, where both are the same, where either is not known or
+        the baseline's is 0, and where they cannot be compared.
         """
+        if not self._is_comparable(runs):
+            return [""] * len(runs)
         values = [self.read(run) for run in runs]
         changes = [_change(value, values[baseline]) for value in values]
         changes[baseline] = ""
@@ -197,11 +219,11 @@ HOST_MEMORY = "RAM, peak"
 GPU_MEMORY = "GPU memory, peak"
 KEY_FIGURES = (
     KeyFigure("Steps", lambda run: float(run.step), lambda value: f"{value:,.0f}", ""),
-    KeyFigure(FINAL_LOSS, _final_loss, in_digits, "least", True, LOSS_MARGIN),
+    KeyFigure(FINAL_LOSS, _final_loss, in_loss, "least", True, LOSS_MARGIN),
     KeyFigure(
-        LAST_VALIDATION, lambda run: _last(run.evals.loss), in_digits, "least", True, LOSS_MARGIN
+        LAST_VALIDATION, lambda run: _last(run.evals.loss), in_loss, "least", True, LOSS_MARGIN
     ),
-    KeyFigure(LOWEST, _lowest, in_digits, "least", True, LOSS_MARGIN),
+    KeyFigure(LOWEST, _lowest, in_loss, "least", True, LOSS_MARGIN),
     KeyFigure(ANSWERED, _answered, in_share, "most", True, LOSS_MARGIN, _one_answer),
     KeyFigure(RATE, lambda run: _most(run.steps.learning_rate), in_digits, ""),
     KeyFigure(SPEED, lambda run: _median(run.steps.tokens_per_second), _in_tokens, "most"),
@@ -210,9 +232,10 @@ KEY_FIGURES = (
         lambda run: _median(run.steps.seconds),
         in_step_time,
         "least",
+        is_of_step=True,
     ),
     KeyFigure(
-        "TFLOPS, median of the run", lambda run: _median(run.steps.tflops), in_digits, "most"
+        "Compute, median of the run", lambda run: _median(run.steps.tflops), in_flops, "most"
     ),
     KeyFigure(HOST_MEMORY, lambda run: _most(run.memory.host_rss), in_bytes, "least"),
     KeyFigure(GPU_MEMORY, lambda run: _most(run.memory.gpu_peak), in_bytes, "least"),

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from app.labels import in_digits
+from app.labels import in_loss
 from app.pages.run.run_figures import alarms, summaries
 from app.shared.run_bar import ShownRun, run_bar, sentence
 from app.verdict.findings import Finding, Offer, Verdict
@@ -47,9 +47,9 @@ def test_a_finished_run_says_what_it_reached():
     found = verdict(good, "finished", SavedSteps(100, 100), CONFIG)
     assert (found.main.tone, found.main.advice, found.offer) == ("good", "", None)
     assert rules(found) == ["doing well"]
-    last = in_digits(good.loss)
+    last = in_loss(good.loss)
     assert found.main.text == (
-        f"Finished 100 steps: the last loss is {last}; validation loss 2 → 0.5; answers "
+        f"Finished 100 steps: the last loss is {last}; validation loss 2.000 → 0.500; answers "
         "right 2 % → 80 %."
     )
     plain = verdict(fold(*steps(), RunEnded("finished")), "finished")
@@ -64,13 +64,13 @@ def test_a_finished_run_that_overfits_says_so_first_and_where_it_was_best():
     )
     assert (found.main.rule, found.main.tone) == ("possibly overfitting", "warn")
     assert found.main.text.startswith("Finished 100 steps, but it possibly overfits: ")
-    assert "validation loss 1.67 → 3.25, best 1.67 at step 20" in found.main.text
+    assert "validation loss 1.670 → 3.250, best 1.670 at step 20" in found.main.text
     assert "learns its rows by heart" in found.main.advice
     # The line over the run is no greener than the card below it.
     bar = sentence(fold(*fitted(), *OVERFIT, RunEnded("finished")), "finished", judged=found)
     assert bar == found.main.text
     alone = sentence(fold(*steps(), *evaluated(2.0, 1.0, 1.5), RunEnded("finished")), "finished")
-    assert alone.endswith("validation loss 2 → 1.5, best 1 at step 66.")
+    assert alone.endswith("validation loss 2.000 → 1.500, best 1.000 at step 66.")
     assert "3 of 5 evaluations" in found.main.evidence
 
 
@@ -78,7 +78,7 @@ def test_too_few_evaluations_make_no_alarm():
     risen = fold(*steps(), *evaluated(1.0, 2.0), RunEnded("finished"))
     found = verdict(risen, "finished")
     assert not found.main.is_alarm and rules(found) == ["doing well"]
-    assert "validation loss 1 → 2, best 1 at step 50" in found.main.text
+    assert "validation loss 1.000 → 2.000, best 1.000 at step 50" in found.main.text
     assert found.main.tone == "calm"  # it ended above its best, by more than the noise
 
 

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from app.labels import in_digits
+from app.labels import in_loss
 from app.verdict.divergence import divergence, of_divergence, of_spikes, spikes
 from app.verdict.learning import learning, of_learning, of_low_rate
 from app.verdict.losses import block_error, losses_of, noise
@@ -231,7 +231,7 @@ def test_a_loss_that_stands_still_is_a_calm_remark():
 
     flat = [3.0, 2.0, 1.5, 1.2, 1.0, 1.0, 0.999, 1.0, 0.999, 1.0]
     found = run(flat)
-    assert found.tone == "calm" and "stands still at 1 since step 60" in found.text
+    assert found.tone == "calm" and "stands still at 1.000 since step 60" in found.text
     assert run(flat, rate=2e-5) is None and run(flat[:7]) is None
     assert run([3.0, 2.0, 1.5, 1.2, 1.0, 0.99, 0.98, 0.97, 0.96, 0.95]) is None
     assert run(flat, total=300) is None  # a quarter of the run is longer than all of them
@@ -254,7 +254,7 @@ def test_what_is_above_the_evaluation_before_training_is_worse():
 
     found = told(6.07, 300.0, 86.4)
     assert (found.rule, found.tone) == ("worse than before training", "bad") and found.evidence
-    assert found.text == "Worse than before training: validation loss 6.07 → 86.4."
+    assert found.text == "Worse than before training: validation loss 6.070 → 86.40."
     assert told(6.07, 86.4) is None  # one evaluation of a run that goes on may be a bad moment
     assert told(6.07, 300.0, 6.3) is None and told(6.07, 5.0, 300.0) is None
     assert told(6.0, 7.0, 7.0, tokens=4) is None and told(6.0, 7.0, 7.0, tokens=100)
@@ -273,7 +273,7 @@ def test_without_evaluations_the_first_step_tells_what_was_before_training():
         return 6.07 if step == 1 else 90 + 30 * math.sin(37 * step)
 
     found = told(exploded)
-    assert found.rule == "worse than before training" and "6.07 (step 1)" in found.text
+    assert found.rule == "worse than before training" and "6.070 (step 1)" in found.text
     assert told(exploded, 29) is None and told(lambda step: 5 + step / 100) is None
     # The first batch was an easy one, as others are.
     assert told(lambda step: 0.2 if step == 1 or step % 3 == 0 else 3.0, 60) is None
@@ -291,13 +291,13 @@ def test_a_run_that_is_above_its_beginning_is_not_said_to_learn():
     found = learning(exploded, losses_of(exploded), validation(exploded))
     assert found.falls and not found.learns
     shown = of_learning(found)
-    assert shown.tone == "calm" and "no lower than the 6.07 before training" in shown.text
+    assert shown.tone == "calm" and "no lower than the 6.070 before training" in shown.text
     alone = fold(*steps(loss=lambda step: 6.0627 if step == 1 else 9 - step / 100))
     shown = of_learning(learning(alone, losses_of(alone), None))
     assert shown.tone == "calm" and "the 6.063 of the first step" in shown.text
     back = fold(*steps(loss=lambda step: 6.0627 if step == 1 else 60 * math.exp(-step / 20)))
     shown = of_learning(learning(back, losses_of(back), None))
-    assert shown.text == f"Learning well. Training loss 6.063 → {in_digits(losses_last(back))}."
+    assert shown.text == f"Learning well. Training loss 6.063 → {in_loss(losses_last(back))}."
 
 
 def losses_last(snapshot):
@@ -317,7 +317,7 @@ def test_rows_that_are_known_by_heart_are_memorized():
     found = told(6.07, 5.3, 5.2, 5.1, 5.1)
     assert (found.rule, found.tone) == ("memorizes", "warn") and found.evidence
     assert found.text.startswith("It memorizes its rows: training loss 0.0003")
-    assert found.text.endswith(", validation loss 5.1.")
+    assert found.text.endswith(", validation loss 5.100.")
     assert "fewer steps" not in found.advice, "the validation loss has not risen"
     assert told(6.07, 5.1, ended=[RunEnded("finished")], every=100)  # one evaluation is all
     assert told(6.07, 5.1, every=100) is None
@@ -347,9 +347,9 @@ def test_a_run_that_learns_says_from_where_to_where():
     assert found.text.startswith("Learning well. Training loss 1.")
     assert "first 20 steps" in found.evidence
     found = judged(100, falling, extra=evaluated(2.0, 1.5, 1.0))
-    assert found.text == "Learning well. Validation loss 2 → 1."
+    assert found.text == "Learning well. Validation loss 2.000 → 1.000."
     found = judged(100, falling, extra=evaluated(2.0, 1.0, 1.1))
-    assert found.text == "Learning well. Validation loss 2 → 1.1, lowest 1 at step 66."
+    assert found.text == "Learning well. Validation loss 2.000 → 1.100, lowest 1.000 at step 66."
 
 
 def test_while_evidence_is_short_it_is_too_early_to_say():
@@ -365,13 +365,13 @@ def test_a_run_that_does_not_learn_is_told_so():
     found = judged(100, lambda step: 5 + shaken(step, 0.01))
     assert (found.rule, found.tone) == ("not learning", "warn") and "100 steps" in found.text
     learned = judged(100, lambda step: 0.04)
-    assert learned.text == "The training loss has hardly changed: 0.04 now."
+    assert learned.text == "The training loss has hardly changed: 0.0400 now."
     slow = judged(200, lambda step: 5 - step / 1000 + shaken(step, 0.01))
     assert slow.rule == "doing well"
     by_rows = judged(100, lambda step: 5 + shaken(step, 0.01), extra=evaluated(5.0, 4.9))
     assert by_rows.rule != "not learning"  # the validation loss fell by more than 1 %
     held = judged(100, lambda step: 5 + shaken(step, 0.01), extra=evaluated(5.0, 4.99))
-    assert held.rule == "not learning" and "4.99 in the best one" in held.evidence
+    assert held.rule == "not learning" and "4.990 in the best one" in held.evidence
 
 
 def test_a_rate_that_was_too_low_is_told_at_the_end():

@@ -40,7 +40,7 @@ def test_a_run_of_pairs_is_drawn_and_told():
     assert preference_summary(snapshot) == "validation: margin 0.4, chosen ahead in 75 % at step 2"
     fact = preferred(snapshot, 2)
     # Before training, all rewards are 0, which says nothing.
-    assert (fact["from"], fact["to"], fact["at"]) == ("", "75 %", "mean margin 0.4")
+    assert (fact["from"], fact["to"], fact["at"]) == ("", "75 %", "mean margin 0.400")
 
 
 def test_steps_without_good_or_bad_answers_leave_the_curves_of_kto():

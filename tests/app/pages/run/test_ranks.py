@@ -68,8 +68,10 @@ def test_each_gpu_has_a_row():
 
 def test_tiles_and_the_line_of_memory_tell_of_all_gpus_and_of_one():
     snapshot = snapshot_of(2)
-    flops = tile(snapshot, "TFLOPS, latest steps")
-    assert flops["value"] == "1200" and flops["note"] == "600 a GPU, 75 % of the peak"
+    flops = tile(snapshot, "Compute, latest steps")
+    assert (
+        flops["value"] == "1,200 TFLOPS" and flops["note"] == "600 TFLOPS a GPU, 75 % of the peak"
+    )
     memory = tile(snapshot, "GPU memory")
     assert memory["value"] == "12.0 GiB" and "rank 1, the fullest" in memory["note"]
     assert "; fullest of 2 GPUs: peak 12.0 GiB" in memory_text(snapshot)
@@ -82,14 +84,14 @@ def test_processes_on_a_cpu_have_no_gpu():
     assert table["heads"] == ["Rank", "RAM of its own"]
     assert [len(row) for row in table["rows"]] == [2, 2]
     assert ranks_text(snapshot) == "2 processes"
-    assert "a GPU" not in tile(snapshot, "TFLOPS, latest steps")["note"]
+    assert "a GPU" not in tile(snapshot, "Compute, latest steps")["note"]
     assert tile(snapshot, "RAM")["note"] == "2 processes"
 
 
 def test_one_rank_is_told_as_ever():
     snapshot = snapshot_of(1)
     assert rank_table(snapshot) is None and ranks_text(snapshot) == ""
-    assert tile(snapshot, "TFLOPS, latest steps")["note"] == "75 % of this machine’s peak"
+    assert tile(snapshot, "Compute, latest steps")["note"] == "75 % of this machine’s peak"
     assert tile(snapshot, "GPU memory")["note"] == "peak, of 80.0 GiB"
     assert "fullest" not in memory_text(snapshot)
 

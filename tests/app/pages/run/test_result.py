@@ -63,10 +63,10 @@ def test_an_exported_best_shows_the_numbers_of_the_best():
     snapshot = overfitted(20)
     card = card_of(snapshot, SavedSteps(30, 30))
     assert "Best model: step 20, exported." in card["text"]
-    assert card["title"] == "Learned: validation loss 4 → 1.5"
+    assert card["title"] == "Learned: validation loss 4.000 → 1.500"
     loss = validation_loss(snapshot, 20, best_of(snapshot))
     assert (loss["since"], loss["at"]) == ("before", "best (step 20)")
-    assert fact(card, "Training loss")["to"] == "3"
+    assert fact(card, "Training loss")["to"] == "3.000"
     right = fact(card, "Answers right")
     assert (right["from"], right["to"]) == ("2 %", "not tested yet"), "they were asked of step 30"
     assert card["actions"] == ["chat", "export", "train-on", "draft"]
@@ -76,16 +76,16 @@ def test_an_exported_last_step_names_the_better_one():
     snapshot = overfitted(30)
     card = card_of(snapshot, SavedSteps(30, 30))
     loss = fact(card, "Validation loss")
-    assert loss["to"] == "2.5" and loss["at"] == "step 30; best 1.5 (step 20)"
+    assert loss["to"] == "2.500" and loss["at"] == "step 30; best 1.500 (step 20)"
     assert card["title"] == "Learned it: 2 % → 80 %"
     lost = card_of(overfitted(30, saved=(30,)), SavedSteps(30, 30))
-    assert fact(lost, "Validation loss")["at"] == "step 30; best 1.5 (step 20, not kept)"
+    assert fact(lost, "Validation loss")["at"] == "step 30; best 1.500 (step 20, not kept)"
 
 
 def test_a_run_without_a_right_answer_is_not_green_however_its_loss_fell():
     snapshot, saved = overfitted(30, right=(0, 0)), SavedSteps(30, 30)
     card = card_of(snapshot, saved)
-    assert card["title"] == "Validation loss fell 4 → 2.5, but no tested answer is right"
+    assert card["title"] == "Validation loss fell 4.000 → 2.500, but no tested answer is right"
     assert verdict(snapshot, "finished", saved).main.tone == "calm"
     assert shown_tone(snapshot, "finished") == "calm"
     known = overfitted(30, right=(50, 50))
@@ -109,14 +109,14 @@ def test_without_an_export_the_newest_checkpoint_counts():
     card = card_of(overfitted(None, "stopped"), SavedSteps(20, 20), "stopped")
     assert card["title"] == "Stopped at step 30 of 30"
     assert "Best model: step 20." in card["text"]
-    assert fact(card, "Validation loss")["to"] == "1.5"
+    assert fact(card, "Validation loss")["to"] == "1.500"
 
 
 def test_a_run_that_kept_its_best_is_known_by_the_best_unless_it_exports_the_last():
     stopped, saved = overfitted(None, "stopped"), SavedSteps(30, 30, best=20)
     card = card_of(stopped, saved, "stopped")
     assert "Best model: step 20." in card["text"]
-    assert fact(card, "Validation loss")["to"] == "1.5"
+    assert fact(card, "Validation loss")["to"] == "1.500"
     card = card_of(stopped, saved, "stopped", "last")
     assert "Newest saved model: step 30." in card["text"]
     alone = card_of(stopped, SavedSteps(best=20), "stopped", "last")
@@ -148,11 +148,11 @@ def test_a_run_that_chose_by_exact_match_says_so_everywhere():
     right = answers(snapshot, 10, best_of(snapshot))
     assert (right["from"], right["to"], right["at"]) == ("2 %", "90 %", "of 50, best (step 10)")
     loss = fact(card, "Validation loss")
-    assert loss["to"] == "2" and "best" not in loss["at"], "the loss is not what was chosen by"
+    assert loss["to"] == "2.000" and "best" not in loss["at"], "the loss is not what was chosen by"
     assert card_of(snapshot, saved, export_from="last")["title"] == card["title"]
     shown = what_it_reached(snapshot)
     assert "answers right 2 % → 90 %, best 90 % at step 10" in shown
-    assert "validation loss 2 → 2.5, lowest 1.5 at step 20" in shown
+    assert "validation loss 2.000 → 2.500, lowest 1.500 at step 20" in shown
     loss_names = [trace["name"] for trace in loss_figure(snapshot, "step")["data"]]
     assert "best by answers right: step 10" in loss_names
     points, star = accuracy_figure(snapshot, "step")["data"]

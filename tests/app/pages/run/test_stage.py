@@ -75,7 +75,7 @@ def test_without_a_job_the_next_step_is_known_and_what_was_found_is_told():
         ("Read data", "done", "1,200 rows · 34.6k tokens"),
         ("Load model", "done", "638k parameters"),
         ("Test step", "done", ""),
-        ("Before training", "done", "validation loss 5.25"),
+        ("Before training", "done", "validation loss 5.250"),
     ]
     paused = stage(ready, "paused", NOTHING_SAVED)
     assert paused["text"].startswith("Paused before the first step")

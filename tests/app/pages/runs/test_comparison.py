@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from dataclasses import replace
 
 import plotly.graph_objects as go
@@ -108,9 +109,9 @@ def test_key_figures_mark_the_better_value():
 @pytest.mark.parametrize(
     ("name", "values", "best"),
     [
-        ("TFLOPS, median of the run", (100.0, 101.0), None),
-        ("TFLOPS, median of the run", (100.0, 103.0), 1),
-        ("TFLOPS, median of the run", (100.0, 103.0, 103.5), None),  # two of them are equally good
+        ("Compute, median of the run", (100.0, 101.0), None),
+        ("Compute, median of the run", (100.0, 103.0), 1),
+        ("Compute, median of the run", (100.0, 103.0, 103.5), None),  # two of them are equally good
         ("RAM, peak", (100e9, 99e9), None),
         ("RAM, peak", (100e9, 90e9), 1),
         ("Validation loss, lowest", (0.5, 0.496), None),
@@ -123,6 +124,19 @@ def test_a_difference_that_chance_could_make_has_no_best(name, values, best):
     given = {id(run): value for run, value in zip(runs, values)}
     shown = replace(figure, read=lambda run: given[id(run)])
     assert shown.row(runs, same_data=True)["best"] == best
+
+
+def test_times_of_steps_of_other_sizes_are_not_compared():
+    (figure,) = (each for each in KEY_FIGURES if each.is_of_step)
+    small, large = (compared(name).snapshot for name in ("a", "b"))
+    for run, tokens, seconds in ((small, 1000, 0.1), (large, 4000, 0.3)):
+        run.steps.tokens[:] = array(run.steps.tokens.typecode, [tokens] * len(run.steps))
+        run.steps.seconds[:] = array(run.steps.seconds.typecode, [seconds] * len(run.steps))
+    row = figure.row([small, large], same_data=True)
+    assert row["best"] is None and row["name"].endswith("(steps of other sizes)")
+    assert figure.changes([small, large], 0) == ["", ""]
+    (speed,) = (each for each in KEY_FIGURES if each.name == "Speed, median of the run")
+    assert not speed.is_of_step
 
 
 @pytest.mark.parametrize(
