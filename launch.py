@@ -9,7 +9,7 @@
     ramstream link                a link that lets another browser into the app, once
     ramstream track RUN_ID        a run's curves for TensorBoard and other trackers
     ramstream trace RUN_ID        a step's timeline as a file for Perfetto
-    ramstream eval RUN_ID --tasks TASK    benchmarks of lm-evaluation-harness
+    ramstream eval RUN_ID         the trained model beside the one before training
     ramstream bench [PRESET.yaml] how fast this machine and the engine are
 
 `python launch.py` does the same without installation. Bad input gives a sentence and exit code 2.
@@ -251,20 +251,27 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 
 def _eval(given: argparse.Namespace) -> int:
+    from engine.runs.summaries.evaluation_results import Wanted
     from engine.tools.cli.evaluate import evaluate
-    from engine.tools.evaluate.harness import AskedTasks
+    from engine.tools.evaluate.evaluate_run import AskedEvaluation
 
-    names = [name.strip() for text in given.tasks for name in text.split(",")]
-    asked = AskedTasks(
-        tuple(dict.fromkeys(name for name in names if name)),
-        given.include,
-        given.limit,
-        given.shots,
-        given.chat,
-        given.max_tokens,
-        given.confirm_run_unsafe_code,
+    names = [name.strip() for text in given.tasks or () for name in text.split(",")]
+    wanted = Wanted(
+        validation=given.validation or (given.tasks is None and not given.answers),
+        prompts=given.prompts,
+        answers=given.answers,
+        tasks=tuple(dict.fromkeys(name for name in names if name)),
+        include="" if given.include is None else os.fspath(given.include),
+        limit=given.limit,
+        shots=given.shots,
+        chat=given.chat,
+        most_tokens=given.max_tokens,
+        with_base=not given.no_base,
     )
-    show(evaluate(given.runs_dir, given.run_id, asked, given.of, given.json))
+    if given.tasks is not None and not wanted.tasks:
+        raise ConfigError("--tasks", "no task is named.")
+    asked = AskedEvaluation(wanted, given.of, given.confirm_run_unsafe_code)
+    show(evaluate(given.runs_dir, given.run_id, asked, given.json))
     return 0
 
 
@@ -433,7 +440,9 @@ def _trace_arguments(commands: _Commands) -> None:
 
 def _eval_arguments(commands: _Commands) -> None:
     evaluate = commands.add_parser(
-        "eval", help="ask tasks of lm-evaluation-harness of the weights of a run that is over"
+        "eval",
+        help="the trained model beside the one before training, on the run's validation rows and "
+        "on tasks of lm-evaluation-harness",
     )
     command_arguments.eval_arguments(evaluate)
     evaluate.set_defaults(run=_eval)

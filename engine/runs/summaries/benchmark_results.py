@@ -7,7 +7,6 @@ not in its record. A line is appended in one write and never changed.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +14,12 @@ from typing import Any, Literal
 
 from msgspec.json import Decoder, Encoder
 
-from engine import safe_files
-from engine.errors import RunError
+from engine.runs.summaries.lines_file import append_lines, read_lines
 
 RESULTS_FILE = "benchmarks.jsonl"
-LARGEST_FILE = 16 << 20
-"""Bytes above which a file is not read: it has tens of thousands of results."""
 
-WhichWeights = Literal["export", "best", "last"]
+WhichWeights = Literal["export", "best", "last", "base"]
+"""Weights of a run; `base` are those of its model before training."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class BenchmarkResult:
     """Number of samples."""
     weights: WhichWeights
     step: int | None
-    """Step of the weights; None if the record does not have it."""
+    """Step of the weights; None for those before training, and if the record does not have it."""
     dtype: str
     """Dtype of the computation."""
     chat: bool
@@ -57,6 +54,12 @@ class BenchmarkResult:
     harness: str
     """Version of lm-evaluation-harness."""
     task_version: str
+    values: tuple[float, ...] = ()
+    """The metric of each sample, in the order of the task, where the value is their mean. Two
+    results on the same samples are compared by them in pairs.
+    """
+    evaluation: str = ""
+    """Id of the evaluation that it belongs to."""
 
 
 @dataclass(frozen=True)
@@ -76,21 +79,7 @@ def read_benchmarks(path: Path) -> Benchmarks:
     """Returns the results in the run folder `path`. Damaged lines are left out, and counted in the
     problem; a file that cannot be read has no results.
     """
-    file = path / RESULTS_FILE
-    try:
-        lines = safe_files.read_bytes(file, path.parent, LARGEST_FILE).split(b"\n")
-    except FileNotFoundError:
-        return Benchmarks()
-    except OSError as error:
-        return Benchmarks(problem=f"{RESULTS_FILE} cannot be read ({error.strerror}).")
-    results, damaged = [], 0
-    for line in filter(None, lines):
-        result = _result_in(line)
-        if result is None:
-            damaged += 1
-        else:
-            results.append(result)
-    return Benchmarks(results, _left_out(damaged))
+    return Benchmarks(*read_lines(path / RESULTS_FILE, _result_in))
 
 
 def _result_in(line: bytes) -> BenchmarkResult | None:
@@ -99,52 +88,17 @@ def _result_in(line: bytes) -> BenchmarkResult | None:
         result = _decode(line)
     except (ValueError, RecursionError):
         return None
-    numbers = (result.value, result.error, result.time)
+    numbers = (result.value, result.error, result.time, *result.values)
     if not all(number is None or math.isfinite(number) for number in numbers):
         return None
     return result
-
-
-def _left_out(damaged: int) -> str:
-    if not damaged:
-        return ""
-    if damaged == 1:
-        return f"A line of {RESULTS_FILE} is damaged and left out."
-    return f"{damaged:,} lines of {RESULTS_FILE} are damaged and left out."
 
 
 def append_benchmarks(path: Path, results: Sequence[BenchmarkResult]) -> None:
     """Adds results to those of the run folder `path`, on the disk when this returns. Another
     process may do so at the same time. Raises RunError if they cannot be written.
     """
-    content = b"".join(_encode(result) + b"\n" for result in results)
-    try:
-        descriptor = safe_files.open_to_append(path / RESULTS_FILE, path.parent)
-        try:
-            size = os.fstat(descriptor).st_size
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a torn line stands alone
-                content = b"\n" + content
-            _write(descriptor, content, size)
-        finally:
-            os.close(descriptor)
-        safe_files.sync_folder(path, path.parent)
-    except OSError as error:
-        raise RunError(
-            f"The results cannot be written to {path / RESULTS_FILE} ({error.strerror}); free some "
-            "disk space or check the folder."
-        ) from None
-
-
-def _write(descriptor: int, content: bytes, size: int) -> None:
-    """Appends to a file of `size` bytes all of the content or nothing."""
-    try:
-        written = os.write(descriptor, content)
-        if written < len(content):
-            os.write(descriptor, content[written:])
-        os.fsync(descriptor)
-    except OSError:
-        os.ftruncate(descriptor, size)
-        raise
+    append_lines(path / RESULTS_FILE, [_encode(result) for result in results])
 
 
 def latest(results: Sequence[BenchmarkResult]) -> list[BenchmarkResult]:

@@ -48,6 +48,7 @@ from engine.runs.record.run_folder import (
 )
 from engine.runs.summaries.about import ABOUT_FILE, read_about
 from engine.runs.summaries.benchmark_results import RESULTS_FILE
+from engine.runs.summaries.evaluation_results import EVALUATIONS_FILE
 from engine.safe_files import FileFault
 
 FILES = (
@@ -60,6 +61,7 @@ FILES = (
     RESERVE_FILE,
     ABOUT_FILE,
     RESULTS_FILE,
+    EVALUATIONS_FILE,
 )
 """Names of a run folder that must be regular files or folders, not links or pipes."""
 UNREADABLE = "unreadable"

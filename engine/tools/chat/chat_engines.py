@@ -46,6 +46,11 @@ class ChatEngine:
     """Bytes of RAM of the weights if they were loaded for this chat engine, else 0."""
     _owned: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether the weights are those of a paused run, which can be resumed between two calls."""
+        return not self.held_bytes
+
     def answer(self, messages: list[Message], sampling: Sampling) -> Generator[int, None, None]:
         """Yields the token ids of the next answer as they are sampled.
 

@@ -117,11 +117,35 @@ def eval_arguments(evaluate: argparse.ArgumentParser) -> None:
     """Adds the arguments of `eval`."""
     evaluate.add_argument("run_id")
     evaluate.add_argument(
+        "--validation",
+        action="store_true",
+        help="the loss of the run's validation rows, and which of its validation prompts are "
+        "answered right (by default, where nothing else is asked)",
+    )
+    evaluate.add_argument(
+        "--prompts",
+        type=argument_types.samples,
+        default=200,
+        metavar="N",
+        help="answer at most so many validation prompts for --validation (200 by default)",
+    )
+    evaluate.add_argument(
+        "--answers",
+        type=argument_types.samples,
+        default=0,
+        metavar="N",
+        help="show the answers to so many validation prompts side by side",
+    )
+    evaluate.add_argument(
         "--tasks",
         nargs="+",
-        required=True,
         metavar="TASK",
         help="names of tasks or groups of lm-evaluation-harness, such as arc_easy",
+    )
+    evaluate.add_argument(
+        "--no-base",
+        action="store_true",
+        help="leave out the model before training, which is evaluated beside the trained one",
     )
     evaluate.add_argument(
         "--include",

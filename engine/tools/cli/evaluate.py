@@ -1,4 +1,4 @@
-"""The command `launch.py eval`: benchmarks of lm-evaluation-harness on a run's weights."""
+"""The command `launch.py eval`: a run's trained model beside its model before training."""
 
 from __future__ import annotations
 
@@ -8,27 +8,33 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from engine.config.export_choice import ExportFrom
-from engine.errors import ConfigError
-from engine.runs.summaries.benchmark_results import BenchmarkResult
+import msgspec
+
+from engine.runs.record.run_folder import open_run
+from engine.runs.summaries.benchmark_results import BenchmarkResult, read_benchmarks
+from engine.runs.summaries.evaluation_figures import (
+    Figure,
+    benchmark_figures,
+    evaluation_figures,
+)
+from engine.runs.summaries.evaluation_results import Began, Evaluation
 from engine.tools.cli.bars import SteadyBar
-from engine.tools.evaluate.evaluate_run import evaluate_run
-from engine.tools.evaluate.harness import AskedTasks
+from engine.tools.evaluate.evaluate_run import AskedEvaluation, evaluate_run
 
 
-def evaluate(
-    runs_dir: Path, run_id: str, asked: AskedTasks, of: ExportFrom | None, as_json: bool
-) -> str:
-    """Returns the results as a table or as JSON; progress goes to the error stream. Raises
-    ConfigError where no task is named, and the errors of `evaluate_run`.
+def evaluate(runs_dir: Path, run_id: str, asked: AskedEvaluation, as_json: bool) -> str:
+    """Returns the results as a table or as JSON; progress goes to the error stream. Raises the
+    errors of `evaluate_run`.
     """
-    if not asked.names:
-        raise ConfigError("--tasks", "no task is named.")
     with _Bar() as bar:
-        results = evaluate_run(runs_dir, run_id, asked, of, bar.show, _allows)
+        found = evaluate_run(runs_dir, run_id, asked, bar.show, _allows)
+    known = read_benchmarks(open_run(runs_dir, run_id).path).results
+    results = [one for one in known if one.evaluation == found.began.id]
     if as_json:
-        return json.dumps([asdict(one) for one in results], indent=1)
-    return _table(results)
+        return _as_json(found, results)
+    figures = [*evaluation_figures(found), *benchmark_figures(results)]
+    parts = [_head(found.began), _table(figures), found.began.note, _answers(found)]
+    return "\n".join(filter(None, parts))
 
 
 def _allows(runs: str) -> bool:
@@ -65,24 +71,57 @@ class _Bar:
             self._bar = None
 
 
-def _table(results: Sequence[BenchmarkResult]) -> str:
-    """Returns the results as lines of columns, below a line on whose they are."""
-    if not results:
-        return "The tasks have no metrics."
-    heads = ("task", "metric", "value", "error", "shots", "samples")
-    rows = [heads, *(_row(one) for one in results)]
+def _as_json(found: Evaluation, results: Sequence[BenchmarkResult]) -> str:
+    figures = [*evaluation_figures(found), *benchmark_figures(results)]
+    tree = {
+        "evaluation": msgspec.to_builtins(found.began),
+        "figures": [asdict(figure) | {"difference": figure.difference} for figure in figures],
+        "benchmarks": [asdict(one) for one in results],
+        "answers": {
+            side: msgspec.to_builtins(answered.answers) for side, answered in found.answered.items()
+        },
+    }
+    return json.dumps(tree, indent=1)
+
+
+def _head(began: Began) -> str:
+    """Returns a line on which weights were evaluated."""
+    step = "" if began.step is None else f" of step {began.step:,}"
+    whose = "exported" if began.weights == "export" else began.weights
+    return f"The {whose} weights{step}, computed in {began.dtype}:"
+
+
+def _table(figures: Sequence[Figure]) -> str:
+    """Returns the figures as lines of columns."""
+    if not figures:
+        return "There are no figures of these parts."
+    heads = ("", "base", "trained", "difference", "95 %", "of")
+    rows = [heads, *(_row(one) for one in figures)]
     widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    first = results[0]
-    step = "" if first.step is None else f" of step {first.step:,}"
-    whose = "exported" if first.weights == "export" else first.weights
-    lines.insert(0, f"The {whose} weights{step}, computed in {first.dtype}:")
-    return "\n".join(lines)
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _row(one: BenchmarkResult) -> tuple[str, ...]:
-    value = "not finite" if one.value is None else f"{one.value:.4f}"
-    error = "" if one.error is None else f"{one.error:.4f}"
-    shots = "" if one.shots is None else str(one.shots)
-    samples = "" if one.samples is None else f"{one.samples:,}"
-    return one.task, one.metric, value, error, shots, samples
+def _row(one: Figure) -> tuple[str, ...]:
+    interval = ""
+    if one.interval is not None:
+        interval = f"{one.interval.low:+.4f} to {one.interval.high:+.4f}"
+    count = "" if one.count is None else f"{one.count:,} {one.of}"
+    of = ", ".join(filter(None, (count, one.how)))
+    numbers = [_number(value) for value in (one.base, one.trained)]
+    difference = "" if one.difference is None else f"{one.difference:+.4f}"
+    return one.name, *numbers, difference, interval, of
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _answers(found: Evaluation) -> str:
+    """Returns the answers side by side, a block of lines for each prompt."""
+    sides = [found.answered[side].answers for side in found.sides if side in found.answered]
+    blocks = []
+    for answers in zip(*sides):
+        lines = [f"Prompt: {answers[0].prompt}", f"  expected: {answers[0].expected}"]
+        lines += [f"  {side}: {one.answer}" for side, one in zip(found.sides, answers)]
+        blocks.append("\n" + "\n".join(lines))
+    return "\n".join(blocks)

@@ -5,21 +5,27 @@ The package `lm_eval` is imported inside functions: it is optional, and loads fo
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.metadata
 import importlib.util
 import logging
 import math
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
 
 from engine.data.sources.hub_connection import from_hub_or_cache
 from engine.errors import DataError, RamstreamError, RunError, first_line
 from engine.progress import Progress
 from engine.runs.summaries.benchmark_results import BenchmarkResult, WhichWeights
 from engine.tools.chat.chat_engines import ChatEngine
+from engine.tools.evaluate.known_tasks import INSTALL
 from engine.tools.evaluate.task_code import (
     metrics_of_the_harness,
     programs_of,
@@ -33,6 +39,9 @@ if TYPE_CHECKING:
 PACKAGE = "lm_eval"
 _NEAR = 3
 """Number of names like an unknown one that an error lists."""
+_MOST_VALUES = 20_000
+"""Number of samples of a task whose single results are kept, at most."""
+_DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -63,12 +72,16 @@ class MeasuredWeights:
     dtype: str
 
 
+def has_harness() -> bool:
+    """Returns whether lm-evaluation-harness is installed."""
+    return importlib.util.find_spec(PACKAGE) is not None
+
+
 def refuse_without_harness() -> None:
     """Raises RunError if lm-evaluation-harness is not installed."""
-    if importlib.util.find_spec(PACKAGE) is None:
+    if not has_harness():
         raise RunError(
-            "lm-evaluation-harness, which asks the tasks, is not installed: "
-            'pip install -e ".[eval]" installs it.'
+            f"lm-evaluation-harness, which asks the tasks, is not installed: {INSTALL} installs it."
         )
 
 
@@ -153,13 +166,14 @@ def ask(
             apply_chat_template=asked.chat,
             fewshot_as_multiturn=asked.chat,
             task_manager=tasks,
-            log_samples=False,
+            log_samples=True,
             confirm_run_unsafe_code=asked.allows_code,
         )
 
     logging.getLogger(PACKAGE).setLevel(logging.ERROR)  # it warns of what was asked for
     try:
-        found = from_hub_or_cache(f"of {named}", evaluate)
+        with _same_random_states():
+            found = from_hub_or_cache(f"of {named}", evaluate)
     except RamstreamError:
         raise
     except Exception as error:
@@ -172,11 +186,26 @@ def ask(
     return found
 
 
+@contextlib.contextmanager
+def _same_random_states() -> Iterator[None]:
+    """Returns a context after which random numbers go on as before it: the harness sets the seeds
+    of the whole process, in which a run may be paused.
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    plain, of_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(plain)
+            np.random.set_state(of_numpy)
+
+
 def results_of(
-    found: Mapping[str, Any], asked: AskedTasks, of: MeasuredWeights, time: float
+    found: Mapping[str, Any], asked: AskedTasks, of: MeasuredWeights, time: float, evaluation: str
 ) -> list[BenchmarkResult]:
     """Returns a result for each metric of each task and group in what the harness found at `time`,
-    in Unix seconds.
+    in Unix seconds, for the `evaluation` with this id.
     """
     harness = importlib.metadata.version(PACKAGE)
     results = []
@@ -204,9 +233,24 @@ def results_of(
                     time=time,
                     harness=harness,
                     task_version=str(found.get("versions", {}).get(task, "")),
+                    values=_values(found.get("samples", {}).get(task, ()), name, _number(value)),
+                    evaluation=evaluation,
                 )
             )
     return results
+
+
+def _values(
+    samples: Sequence[Mapping[str, Any]], name: str, mean: float | None
+) -> tuple[float, ...]:
+    """Returns the metric `name` of each sample, if it is a number whose `mean` is the result."""
+    metric, _, filtered = name.partition(",")
+    found = [_number(one.get(metric)) for one in samples if one.get("filter") == filtered]
+    values = tuple(value for value in found if value is not None)
+    if mean is None or not values or len(values) < len(found) or len(values) > _MOST_VALUES:
+        return ()
+    is_mean = math.isclose(math.fsum(values) / len(values), mean, rel_tol=1e-6, abs_tol=1e-9)
+    return tuple(round(value, _DIGITS) for value in values) if is_mean else ()
 
 
 def _number(value: Any) -> float | None:

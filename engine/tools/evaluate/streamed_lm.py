@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
@@ -26,6 +27,10 @@ from engine.tools.evaluate.scoring import Continuation, score
 
 LONGEST = 2048
 """Tokens of a row at most where the model does not set it, as in the harness itself."""
+BORROWED_REQUESTS = 64
+"""Number of requests that a paused run answers in one call."""
+
+T = TypeVar("T")
 
 
 class StreamedLM(TemplateLM):
@@ -48,20 +53,18 @@ class StreamedLM(TemplateLM):
         super().__init__()
         self._load = load
         self._chat_engine: ChatEngine | None = None
+        self.is_asked = False
+        """Whether the harness has read its tasks and uses the model."""
         self._progress = progress
         self._most_tokens = most_tokens
 
     @property
     def chat_engine(self) -> ChatEngine:
         """The loaded weights."""
+        self.is_asked = True
         if self._chat_engine is None:
             self._chat_engine = self._load()
         return self._chat_engine
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether the harness has read its tasks and uses the model."""
-        return self._chat_engine is not None
 
     @property
     def tokenizer(self) -> Any:
@@ -131,10 +134,20 @@ class StreamedLM(TemplateLM):
         asked = [
             Continuation(context or [self.prefix_token_id], tokens) for context, tokens in pairs
         ]
-        engine = self.chat_engine.sampler().engine
         progress = labeled(self._progress, "Scoring")
-        found = score(engine, asked, self.max_length, progress)
+        found = []
+        for part in self._at_once(asked):
+            engine = self.chat_engine.sampler().engine
+            found += self.chat_engine.call(partial(score, engine, part, self.max_length, progress))
         return [(one.log, one.is_greedy) for one in found]
+
+    def _at_once(self, asked: Sequence[T]) -> Iterator[Sequence[T]]:
+        """Yields the requests that the model answers in one call: all of them, unless a paused run
+        does, which can be resumed between two calls.
+        """
+        size = BORROWED_REQUESTS if self.chat_engine.is_borrowed else max(1, len(asked))
+        for start in range(0, len(asked), size):
+            yield asked[start : start + size]
 
     def loglikelihood_rolling(self, requests: list[Instance], **_: Any) -> list[float]:
         """Returns for each text the logarithm of its probability, after the token that begins a
@@ -195,12 +208,13 @@ class StreamedLM(TemplateLM):
             written += 1
             self._progress(written, most, "Answering")
 
-        answers = self.chat_engine.sampler().generate(
-            [self.tok_encode(question)[-room:] for question in questions],
-            limits,
-            wanted.drawing,
-            on_token,
-        )
+        answers: list[list[int]] = []
+        prompts = [self.tok_encode(question)[-room:] for question in questions]
+        for part in self._at_once(prompts):
+            generate = self.chat_engine.sampler().generate
+            answers += self.chat_engine.call(
+                partial(generate, part, limits, wanted.drawing, on_token)
+            )
         self._progress(most, most, "Answering")
         return [wanted.cut(tokenizer.decode(ids, skip_special_tokens=True)) for ids in answers]
 

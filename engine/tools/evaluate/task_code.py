@@ -100,6 +100,18 @@ def programs_of(folder: Path, names: Collection[str], metrics: Collection[str]) 
     return list(dict.fromkeys(found))
 
 
+def tasks_in(file: Path) -> tuple[str, ...]:
+    """Returns the names of the tasks in a user's task file. Raises DataError where it cannot be
+    read or has none.
+    """
+    if not file.is_file():
+        raise DataError(f"There is no task file {file}; give the path of a YAML file.")
+    names = tuple(sorted(_read(file, ()).names))
+    if not names:
+        raise DataError(f"The task file {file} names no task; give it one, as in task: my_task.")
+    return names
+
+
 def programs_text(programs: Collection[str]) -> str:
     """Returns a few of the programs as the end of a sentence."""
     shown = ", ".join(list(programs)[:_MOST_SHOWN])

@@ -105,7 +105,7 @@ MOST_ROW_LOSSES = 512
 """Number of losses of rows in the record of an evaluation, at most. Of more rows, consecutive ones
 share a loss, always the same ones.
 """
-_SPARE_TOKENS = 4
+SPARE_TOKENS = 4
 """Number of tokens by which an answer may be longer than the longest expected one."""
 FEW_PROMPTS = 3
 """Number of validation prompts that are answered at evaluations, where they cost little."""
@@ -294,7 +294,7 @@ class Evaluator:
 
         answers = prepared.sampler.generate(
             [prompt.prompt_ids for prompt in prompts],
-            AnswerLimits(longest + _SPARE_TOKENS, self._ends, longest_row(prepared.model.config)),
+            AnswerLimits(longest + SPARE_TOKENS, self._ends, longest_row(prepared.model.config)),
             on_token=on_token,
         )
         tokenizer = prepared.tokenizer

@@ -239,20 +239,7 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
         fetch(config.model.source, True, download, check)
         if model.non_text:
             Source.of(model, config.model.source)  # an export will need it
-    problem = model.packing.problem_of(config.data.max_seq_len)
-    if problem:
-        problem = f"{hf_config.model_type}: {problem}"
-    data = prepare_data(
-        config.read_data,
-        tokenizer,
-        config.train.seed,
-        problem,
-        Execution(session.progress("tokenize", check)),
-    )
-    packed = config.packs and not problem
-    if not packed:
-        data = data.grouped_by_length(config.train.batch_size)
-    data.learn(config.objective)
+    data = prepare_rows(config, model, tokenizer, session.progress("tokenize", check))
     session.recorder.emit(DataPrepared(data.summary))
     template_process().end_if_memory_is_short()
     read.refuse_foreign(data.highest_id, config.model.source)
@@ -268,6 +255,22 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     with contextlib.ExitStack() as allocated:
         allocated.callback(backend.close)
         return _build(session, job, tokenizer, check, allocated)
+
+
+def prepare_rows(
+    config: TrainConfig, model: StreamedModel, tokenizer: Any, progress: Progress
+) -> PreparedData:
+    """Returns the rows of a run: those it trains, and its validation rows."""
+    problem = model.packing.problem_of(config.data.max_seq_len)
+    if problem:
+        problem = f"{model.config.model_type}: {problem}"
+    data = prepare_data(
+        config.read_data, tokenizer, config.train.seed, problem, Execution(progress)
+    )
+    if not config.packs or problem:
+        data = data.grouped_by_length(config.train.batch_size)
+    data.learn(config.objective)
+    return data
 
 
 def _build(

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import RunError
-from engine.runs.summaries import benchmark_results
+from engine.runs.summaries import lines_file
 from engine.runs.summaries.benchmark_results import (
     RESULTS_FILE,
     BenchmarkResult,
+    Benchmarks,
     append_benchmarks,
     latest,
     read_benchmarks,
@@ -40,7 +41,7 @@ NOTHING = replace(ONE, value=None, error=None, higher_is_better=None, shots=None
 
 
 def test_what_is_written_is_read(tmp_path):
-    assert read_benchmarks(tmp_path) == benchmark_results.Benchmarks()
+    assert read_benchmarks(tmp_path) == Benchmarks()
     append_benchmarks(tmp_path, [ONE, NOTHING])
     append_benchmarks(tmp_path, [replace(ONE, task=HOSTILE)])
     read = read_benchmarks(tmp_path)
@@ -92,7 +93,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path, monkeypatch):
         append_benchmarks(tmp_path, [ONE])
     (tmp_path / RESULTS_FILE).rmdir()
     append_benchmarks(tmp_path, [ONE])
-    monkeypatch.setattr(benchmark_results, "LARGEST_FILE", 10)
+    monkeypatch.setattr(lines_file, "LARGEST_FILE", 10)
     assert "at most 10 are read" in read_benchmarks(tmp_path).problem
 
 
@@ -109,7 +110,7 @@ def test_a_full_disk_leaves_no_part_of_a_line(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="No space left on device"):
         append_benchmarks(tmp_path, [NOTHING])
     monkeypatch.undo()
-    assert read_benchmarks(tmp_path) == benchmark_results.Benchmarks([ONE])
+    assert read_benchmarks(tmp_path) == Benchmarks([ONE])
 
 
 def test_two_that_write_at_once_lose_nothing(tmp_path):

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import time
 import types
 
 import pytest
+import torch
 
 import launch
 from engine.runs.summaries.benchmark_results import RESULTS_FILE, append_benchmarks, read_benchmarks
+from engine.runs.summaries.evaluation_results import EVALUATIONS_FILE
 from engine.training.loop.run import start_run
 from tests.support.benchmark_tasks import TASKS, make_tasks
 from tests.support.folders import WORDS, make_config, make_model
 from tests.support.trained_runs import execute
 
-pytest.importorskip("lm_eval", reason='pip install -e ".[eval]" is not done')
+pytest.importorskip("lm_eval", reason="lm_eval is not installed")
 
 from engine.progress import no_progress
 from engine.tools.chat.chat_engines import load
@@ -47,16 +50,18 @@ def evaluate(trained, tmp_path, capsys):
     card = trained.export_path / "README.md"
     before = card.read_text()
 
-    def call(*arguments, run=trained.id, names=TASKS):
+    def call(*arguments, run=trained.id, names=TASKS, with_base=False):
         runs = ["--runs-dir", str(trained.path.parent), "--include", str(tasks)]
         capsys.readouterr()
-        code = launch.main(["eval", run, "--tasks", *names, *runs, *arguments])
+        sides = () if with_base else ("--no-base",)
+        code = launch.main(["eval", run, "--tasks", *names, *sides, *runs, *arguments])
         shown = capsys.readouterr()
         return code, shown.out if code == 0 else shown.err.splitlines()[-1]
 
     yield call
     card.write_text(before)
-    (trained.path / RESULTS_FILE).unlink(missing_ok=True)
+    for name in (RESULTS_FILE, EVALUATIONS_FILE):
+        (trained.path / name).unlink(missing_ok=True)
 
 
 def of_folder(folder):
@@ -135,26 +140,41 @@ def test_answers_are_those_of_transformers(both_untrained, until):
 
 
 def test_the_metrics_of_the_command_are_those_of_transformers(evaluate, trained, tmp_path):
+    """Of the trained model and of the one before training, asked in one job."""
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    code, out = evaluate("--json")
+    state = random.getstate(), torch.get_rng_state()
+    code, out = evaluate("--json", with_base=True)
     assert code == 0
-    plain = simple_evaluate(
-        model=HFLM(pretrained=str(trained.export_path), dtype="float32", device="cpu"),
-        tasks=list(TASKS),
-        task_manager=TaskManager(include_path=str(tmp_path / "tasks")),
-        log_samples=False,
-    )
+    assert random.getstate() == state[0] and torch.equal(torch.get_rng_state(), state[1])
     found = json.loads(out)
-    assert {one["task"] for one in found} == set(TASKS)
-    for one in found:
-        metrics = plain["results"][one["task"]]
-        assert one["value"] == pytest.approx(metrics[f"{one['metric']},none"], rel=1e-5)
-        assert (one["samples"], one["shots"], one["task_version"]) == (12, 0, "2.0")
-        assert (one["weights"], one["step"], one["dtype"]) == ("export", 24, "float32")
-    assert [vars(one) for one in read_benchmarks(trained.path).results] == found
+    assert {one["task"] for one in found["benchmarks"]} == set(TASKS)
+    for weights, folder in (
+        ("export", trained.export_path),
+        ("base", trained.path.parents[1] / "model"),
+    ):
+        plain = simple_evaluate(
+            model=HFLM(pretrained=str(folder), dtype="float32", device="cpu"),
+            tasks=list(TASKS),
+            task_manager=TaskManager(include_path=str(tmp_path / "tasks")),
+            log_samples=False,
+        )
+        of_side = [one for one in found["benchmarks"] if one["weights"] == weights]
+        assert len(of_side) == 4
+        for one in of_side:
+            metrics = plain["results"][one["task"]]
+            assert one["value"] == pytest.approx(metrics[f"{one['metric']},none"], rel=1e-5)
+            assert (one["samples"], one["shots"], one["task_version"]) == (12, 0, "2.0")
+            assert (one["step"], one["dtype"]) == (24 if weights == "export" else None, "float32")
+    figures = {figure["name"]: figure for figure in found["figures"]}
+    acc = figures["tiny_choice: acc"]
+    assert acc["base"] is not None and acc["interval"]["low"] <= acc["difference"]
+    kept = [
+        vars(one) | {"values": list(one.values)} for one in read_benchmarks(trained.path).results
+    ]
+    assert kept == found["benchmarks"]
 
 
 def test_other_weights_fewer_samples_and_examples_are_asked_for(evaluate, trained):
@@ -213,7 +233,9 @@ def test_rows_that_are_nowhere_are_told_in_a_sentence(evaluate, tmp_path, monkey
 def test_a_run_that_goes_on_and_one_without_weights_are_refused(evaluate, trained, tmp_path):
     with trained.lock():
         code, shown = evaluate()
-    assert code == 2 and shown.endswith(f"Run {trained.id} goes on; evaluate it when it is over.")
+    assert code == 2 and shown.endswith(
+        f"Run {trained.id} goes on; evaluate it when it is paused or over."
+    )
     nothing = {"output.checkpoint": "none", "output.keep_best": "none"}
     run = start_run(make_config(tmp_path, **nothing), trained.path.parent)
     assert execute(run).state == "finished"
