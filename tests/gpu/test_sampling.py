@@ -11,7 +11,7 @@ import torch
 from engine.model.blocks.block_inputs import BlockArguments
 from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.device.cuda_backend import CudaBackend
-from engine.runtime.sampling.generate import AnswerLimits
+from engine.runtime.sampling.answers import AnswerLimits
 from tests.support.tiny import FAMILIES, VOCAB, plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.gpu

@@ -32,6 +32,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from engine.errors import ModelError
 from engine.model.build.attention_documents import Documents, Pattern
 from engine.model.build.attention_masks import mask
+from engine.model.build.attention_rows import RowsMask
 from engine.model.build.library import transformers
 from engine.planning.shape.activation_sizes import DOCUMENTS, MASK_ELEMENTS
 
@@ -107,7 +108,7 @@ def attention(  # transformers calls it with these arguments
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: Pattern | torch.Tensor | None,
+    attention_mask: Pattern | RowsMask | torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **given: Any,
@@ -121,6 +122,8 @@ def attention(  # transformers calls it with these arguments
     heads = Heads(query, key, value)
     call = _Call(module, dropout, scaling, given)
     is_family_own = any(given.get(name) is not None for name in _FAMILY_OWN)
+    if isinstance(attention_mask, RowsMask):
+        return _rows_attention(call, heads, attention_mask.seen), None
     if isinstance(attention_mask, Pattern):
         _refuse_what_cannot_be_split(call, heads)
         if is_family_own:
@@ -165,6 +168,31 @@ def _masked_at_once(query: torch.Tensor, documents: Documents) -> bool:
     if query.is_cuda:  # calls are slow on a GPU; the planner counts the mask
         return query.dtype == torch.float32 and rows * tokens**2 <= MASK_ELEMENTS
     return query.numel() * tokens <= _MASKED_AT_ONCE * sum(map(len, documents.lengths))
+
+
+# ---------------------------------------------------------------------- rows of a cache
+
+
+def _rows_attention(call: _Call, heads: Heads, seen: torch.Tensor) -> torch.Tensor:
+    """Attends with one new token of each row to what it sees in the cache.
+
+    Shared keys and values are not repeated: a step is as fast as the cache is read. `seen` is a
+    mask [rows, 1, 1, positions].
+    """
+    if any(call.others.get(name) is not None for name in _FAMILY_OWN):
+        return _family_attention(call, heads, seen)
+    if call.others.get("position_bias") is not None:
+        raise ModelError("A bias by position cannot be given to rows of a cache.")
+    query, key, value = heads
+    out = torch_functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=seen,
+        scale=call.scaling,
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
+    return out.transpose(1, 2).contiguous()
 
 
 # ---------------------------------------------------------------------- torch's fused attention

@@ -17,6 +17,7 @@ import torch
 
 from engine.errors import ModelError
 from engine.model.build.attention_documents import Documents, Pattern
+from engine.model.build.attention_rows import CachedRows, RowsMask
 from engine.model.build.library import transformers
 from engine.planning.shape.activation_sizes import DOCUMENTS
 
@@ -26,6 +27,7 @@ class _Capture(threading.local):
 
     documents: Documents | None = None
     kinds: dict[int, str] | None = None
+    rows: CachedRows | None = None
 
 
 _capture = _Capture()
@@ -49,13 +51,16 @@ def forward(
     `documents` are those of `position_ids` in `given`; if they are not given, they are read from
     `position_ids`, which waits for the device. `kinds` caches, across calls, the kind of local
     attention for each size, because finding it out also waits for the device. With a key-value
-    cache nothing is packed, and the library's masks are used.
+    cache nothing is packed, and the library's masks are used, unless the cache has `CachedRows` as
+    its `cached_rows`.
     """
     if getattr(model.config.get_text_config(), "output_router_logits", False):
         given["output_router_logits"] = False  # the engine computes the loss that needs them
-    has_cache = given.pop("use_cache", False) or any(
-        given.get(name) is not None for name in CACHE_KEYWORDS
-    )
+    caches = [given[name] for name in CACHE_KEYWORDS if given.get(name) is not None]
+    has_cache = given.pop("use_cache", False) or bool(caches)
+    rows = getattr(caches[0], "cached_rows", None) if caches else None
+    if rows is not None:
+        return _forward_of_rows(model, input_ids, rows, kinds, given)
     if has_cache or model.config.get_text_config()._attn_implementation != DOCUMENTS:
         return model(input_ids=input_ids, use_cache=has_cache, **given)
     if documents is None:
@@ -73,6 +78,23 @@ def forward(
         _capture.kinds = None
 
 
+def _forward_of_rows(
+    model: Any,
+    input_ids: torch.Tensor,
+    rows: CachedRows,
+    kinds: dict[int, str] | None,
+    given: dict[str, Any],
+) -> Any:
+    """Runs `model` on one new token of each row, int64 [rows, 1]."""
+    _capture.rows = rows
+    _capture.kinds = {} if kinds is None else kinds
+    try:
+        return model(input_ids=input_ids, use_cache=True, **given)
+    finally:
+        _capture.rows = None
+        _capture.kinds = None
+
+
 def mask(
     *,
     mask_function: Callable | None = None,
@@ -81,16 +103,28 @@ def mask(
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
     **given: Any,
-) -> Pattern | torch.Tensor | None:
+) -> Pattern | RowsMask | torch.Tensor | None:
     """Returns a mask when transformers requests one. The arguments are those of its mask interface.
 
-    The result is a Pattern, or None for plain causal attention over whole rows. Outside `forward`,
-    and for whole rows of a kind that no pattern describes, it is the library's dense mask [rows, 1,
-    tokens, tokens]. Raises ModelError for packed rows of such a kind.
+    The result is a RowsMask for new tokens of cached rows, a Pattern, or None for plain causal
+    attention over whole rows. Outside `forward`, and for whole rows of a kind that no pattern
+    describes, it is the library's dense mask [rows, 1, tokens, tokens]. Raises ModelError for
+    packed rows of such a kind.
     """
     masking = transformers().masking_utils
     mask_function = mask_function or masking.causal_mask_function
     documents, kinds = _capture.documents, _capture.kinds
+    if _capture.rows is not None and kinds is not None:
+        kind = "other"
+        if not use_vmap and mask_function is masking.causal_mask_function:
+            kind = "causal"
+        elif not use_vmap and local_size is not None:
+            kind = _known_local_kind(kinds, mask_function, local_size, device)
+        if kind == "other":
+            raise ModelError("The model's attention mask cannot be made for rows of a cache.")
+        window = local_size if kind == "sliding" else None
+        chunk = local_size if kind == "chunked" else None
+        return _capture.rows.mask(window, chunk, given.get("dtype", torch.float32))
     if documents is not None and kinds is not None:
         given["attention_mask"] = None  # `forward` passed one that hides nothing
         kind = "other"
@@ -98,9 +132,7 @@ def mask(
             if mask_function is masking.causal_mask_function:
                 kind = "causal"
             elif local_size is not None:
-                if local_size not in kinds:
-                    kinds[local_size] = _local_kind(mask_function, local_size, device)
-                kind = kinds[local_size]
+                kind = _known_local_kind(kinds, mask_function, local_size, device)
         if kind != "other":
             return _pattern(documents, kind, local_size)
         if not documents.whole:
@@ -140,6 +172,15 @@ def _pattern(documents: Documents, kind: str, local_size: int | None) -> Pattern
     if kind == "sliding":
         return Pattern(documents, window=local_size)
     return Pattern(documents, chunk=local_size)
+
+
+def _known_local_kind(
+    kinds: dict[int, str], mask_function: Callable, size: int, device: torch.device | str
+) -> str:
+    """Returns the kind of local attention of a size, and keeps it in `kinds`."""
+    if size not in kinds:
+        kinds[size] = _local_kind(mask_function, size, device)
+    return kinds[size]
 
 
 def _local_kind(mask_function: Callable, size: int, device: torch.device | str) -> str:

@@ -20,7 +20,7 @@ from engine.model.blocks.block_inputs import tensors_in
 from engine.runtime.step.streaming_engine import StreamingEngine
 
 _TRIAL_TOKENS, _TRIAL_STEPS = 16, 2
-_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Difference, relative to their spread, up to which logits with and without a cache count as equal.
 The bound is well above the effect of a different order of sums, and below that of a lost token.
 """
@@ -66,13 +66,13 @@ def try_cache(engine: StreamingEngine) -> CacheCost | None:
     except CacheError:
         return None
     truth = engine.last_logits([row[:end] for end in range(first, length + 1)])
-    if not _agree(torch.stack(logits), truth, _TOLERANCE[engine.model.dtype]):
+    if not logits_agree(torch.stack(logits), truth, TOLERANCE[engine.model.dtype]):
         return None
     per_token = math.ceil(max(0, whole_bytes - half_bytes) / (first - half))
     return CacheCost(max(0, whole_bytes - first * per_token), per_token)
 
 
-def _agree(logits: torch.Tensor, truth: torch.Tensor, tolerance: float) -> bool:
+def logits_agree(logits: torch.Tensor, truth: torch.Tensor, tolerance: float) -> bool:
     """Says whether each row of logits [rows, vocabulary] is close to the truth, relative to its
     spread.
     """

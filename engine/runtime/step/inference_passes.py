@@ -27,7 +27,9 @@ from engine.planning.schedule.ops import Embed, Lane
 from engine.planning.schedule.prefetch_slots import slot_of
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.verify_plan import verify_plan
+from engine.runtime.device.graph_recorder import Recorder, Recording
 from engine.runtime.step.context import OpContext
+from engine.runtime.step.copy_ops import WORK
 from engine.runtime.step.executor import Executor
 from engine.runtime.step.step import DeviceBatch, StepInputs, StepUnderWay
 
@@ -154,6 +156,32 @@ class ForwardPasses:
         # Ranks that take part in a pass fetch all units in each.
         self._held = self._scopes > 0 and not self._is_divided
         return executor.plan
+
+    def record(
+        self, step: StepUnderWay, recorder: Recorder, then: Callable[[torch.Tensor], None]
+    ) -> Recording | None:
+        """Records a pass of one micro-batch and `then`, which is given its logits; neither is run.
+        What the step holds on the device is read again at each replay. Returns None where a pass
+        also fetches weights.
+        """
+        if not self.is_held:
+            return None
+        executor = self._executor((1, 1, False, True))
+        if any(op.lane != Lane.COMPUTE for op in executor.plan.ops):
+            return None
+        self._context.templates.set_training(False)
+
+        def work() -> None:
+            for op in executor.plan.ops:
+                WORK[op.kind](executor.context, op, step)
+            then(step.micro_batches[0].logits)
+
+        return recorder.record(work)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the units that have a slot of their own are there."""
+        return self._held
 
     def scores(
         self, batches: Iterable[LabeledRows], check: Callable[[], None] | None = None

@@ -41,6 +41,7 @@ from engine.planning.shape.saved_attention_sizes import BoundarySizes, with_room
 from engine.runtime.device.backend import Backend
 from engine.runtime.device.block_graphs import BlockGraphs
 from engine.runtime.device.compiled import functions_try_again, uncompiled_functions
+from engine.runtime.device.graph_recorder import Recorder, Recording
 from engine.runtime.host.host_optimizer import HostOptimizer
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.step.context import OpContext
@@ -395,24 +396,75 @@ class StreamingEngine:
         positions: Sequence[np.ndarray],
         caches: list[Any] | None = None,
     ) -> torch.Tensor:
-        """Returns the logits [all positions, vocabulary] at flat positions of each group."""
+        """Returns the logits [all positions, vocabulary] at flat positions of each group, on the
+        host.
+        """
+        return torch.cat(self.device_logits(groups, positions, caches)).cpu()
+
+    def device_logits(
+        self,
+        groups: Sequence[np.ndarray],
+        positions: Sequence[np.ndarray],
+        caches: list[Any] | None = None,
+    ) -> list[torch.Tensor]:
+        """Returns the logits [positions, vocabulary] in float32 at flat positions of each group of
+        token ids, int64 [rows, tokens], on the device. `caches` are as for `cached_logits`.
+        """
         upload = self.backend.upload
         nothing = upload(np.zeros(0, dtype=np.int64))
         batches = [DeviceBatch(upload(_int64(ids)), None, nothing, nothing) for ids in groups]
-        step = StepUnderWay(
+        step = self._sampling_step(batches, [upload(_int64(each)) for each in positions], caches)
+        return self._run_sampling(step)
+
+    def next_logits(self, ids: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
+        """Returns the logits [rows, vocabulary] in float32, on the device, after one more token of
+        each row of a `cache`.
+
+        ids, positions: the token and its position in its row, int64 [rows], on the device. Raises
+        CacheError where the model cannot use the cache, which must then be discarded.
+        """
+        (logits,) = self._run_sampling(self._next_step(ids, positions, cache))
+        return logits
+
+    def record_next(
+        self,
+        recorder: Recorder,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        cache: Any,
+        then: Callable[[torch.Tensor], None],
+    ) -> Recording | None:
+        """Records a pass of `next_logits` and what `then` does with the logits, and runs neither.
+        `next_logits` must have run in the same way before. Returns None where weights are fetched
+        in each pass.
+        """
+        return self.passes.record(self._next_step(ids, positions, cache), recorder, then)
+
+    def _next_step(self, ids: torch.Tensor, positions: torch.Tensor, cache: Any) -> StepUnderWay:
+        rows = torch.arange(ids.shape[0], device=ids.device)
+        batch = DeviceBatch(ids[:, None], positions[:, None], rows[:0], rows[:0])
+        return self._sampling_step([batch], [rows], [cache])
+
+    def _sampling_step(
+        self, batches: list[DeviceBatch], logits_at: list[torch.Tensor], caches: list[Any] | None
+    ) -> StepUnderWay:
+        return StepUnderWay(
             StepInputs(
                 number=0,
                 batches=batches,
                 loss_scale=1.0,
                 training=False,
                 caches=caches,
-                logits_at=[upload(_int64(places)) for places in positions],
+                logits_at=logits_at,
             )
         )
+
+    def _run_sampling(self, step: StepUnderWay) -> list[torch.Tensor]:
+        """Runs a pass of sampling, and returns the logits of each micro-batch."""
         self.passes.run(step)
         if step.failure is not None:
             raise CacheError(f"Sampling with a cache failed ({step.failure}).")
-        return torch.cat([each.logits for each in step.micro_batches]).cpu()
+        return [each.logits for each in step.micro_batches]
 
     @property
     def uncompiled(self) -> list[tuple[str, str]]:

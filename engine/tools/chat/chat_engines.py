@@ -21,7 +21,9 @@ from engine.progress import Progress, labeled, no_progress
 from engine.runs.record.following import Follower, catch_up
 from engine.runs.record.run_folder import open_run
 from engine.runs.record.snapshot import RunSnapshot
-from engine.runtime.sampling.generate import AnswerLimits, Drawing, Sampler
+from engine.runtime.sampling.answers import AnswerLimits
+from engine.runtime.sampling.drawing import Drawing
+from engine.runtime.sampling.generate import Sampler
 from engine.tools.chat.chat_sources import ADVICE
 from engine.tools.chat.conversation import Message, Sampling, Source
 from engine.tools.chat.prompt_builder import PromptBuilder
@@ -64,7 +66,7 @@ class ChatEngine:
             AnswerLimits(
                 sampling.max_new_tokens, self.prompt_builder.ends, self.prompt_builder.longest
             ),
-            Drawing(sampling.temperature, sampling.top_p, sampling.seed),
+            Drawing(sampling.temperature, sampling.top_p, seed=sampling.seed),
         )
         try:
             while True:

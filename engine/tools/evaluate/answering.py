@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import DataError
-from engine.runtime.sampling.generate import Drawing
+from engine.runtime.sampling.drawing import Drawing
 
 DEFAULT_TOKENS = 256
 """Tokens of an answer at most, where its task does not set it."""
@@ -37,16 +37,19 @@ class WantedAnswers:
         lengths = [settings[name] for name in LENGTH_NAMES if settings.get(name) is not None]
         temperature = float(settings.get("temperature") or 0.0)
         is_drawn = bool(settings.get("do_sample", temperature > 0)) and temperature > 0
-        others = [name for name in ("top_k", "min_p") if is_drawn and settings.get(name)]
-        others += [name for name in ("num_beams",) if (settings.get(name) or 1) > 1]
-        if others:
+        if (settings.get("num_beams") or 1) > 1:
             raise DataError(
-                f"A task wants answers drawn with {' and '.join(others)}, which the streaming "
-                "engine does not have; leave the task out."
+                "A task wants answers searched with num_beams, which the streaming engine does "
+                "not have; leave the task out."
             )
         drawing = Drawing()
         if is_drawn:
-            drawing = Drawing(temperature, float(settings.get("top_p") or 1.0))
+            drawing = Drawing(
+                temperature,
+                float(settings.get("top_p") or 1.0),
+                int(settings.get("top_k") or 0),
+                float(settings.get("min_p") or 0.0),
+            )
         return cls(
             tuple(filter(None, texts)),
             int(lengths[0]) if lengths else DEFAULT_TOKENS,

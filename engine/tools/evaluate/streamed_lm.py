@@ -20,7 +20,7 @@ from engine.data.tokens.chat_template import ChatTemplate
 from engine.data.tokens.template_process import Chat, Refusal
 from engine.errors import DataError
 from engine.progress import Progress, labeled
-from engine.runtime.sampling.generate import AnswerLimits
+from engine.runtime.sampling.answers import AnswerLimits
 from engine.tools.chat.chat_engines import ChatEngine
 from engine.tools.evaluate.answering import WantedAnswers
 from engine.tools.evaluate.scoring import Continuation, score

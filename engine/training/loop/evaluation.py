@@ -28,7 +28,8 @@ from engine.runs.record.events import (
     Number,
     PromptsAnswered,
 )
-from engine.runtime.sampling.generate import AnswerLimits, Sampler, end_tokens, longest_row
+from engine.runtime.sampling.answers import AnswerLimits
+from engine.runtime.sampling.generate import Sampler, end_tokens, longest_row
 from engine.runtime.step.inference_passes import sweeps
 from engine.training.loop.oom_recovery import Moment, OomRecovery
 from engine.training.loop.prepare import Prepared

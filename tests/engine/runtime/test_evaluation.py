@@ -19,7 +19,7 @@ from engine.planning.schedule.ops import Lane
 from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.verify_plan import PlanError, verify_plan
 from engine.runtime.device.cpu_backend import CpuBackend
-from engine.runtime.sampling.generate import AnswerLimits
+from engine.runtime.sampling.answers import AnswerLimits
 from engine.runtime.step import inference_passes
 from engine.runtime.step.cross_entropy import cross_entropies
 from tests.support.tiny import Streamed, plain_model, random_batches, streamed, tiny_config

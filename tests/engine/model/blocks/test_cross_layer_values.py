@@ -13,7 +13,7 @@ from engine.config.trained_parts import Parts
 from engine.model.blocks.cross_layer_inputs import BEFORE, Source
 from engine.model.build.activations import argument_numel, handed_numel
 from engine.model.build.build import build_model
-from engine.runtime.sampling.generate import AnswerLimits
+from engine.runtime.sampling.answers import AnswerLimits
 from tests.support.cross_layer_models import BASE, HANDING, PLANS, planes_after
 from tests.support.families import tiny_family_config
 from tests.support.family_parity import AMPLIFIES

@@ -17,7 +17,7 @@ from engine.model.build.measure_shape import shape_of
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.shape.serialize import pack, unpack
 from engine.runtime.host.host_states import HostStates
-from engine.runtime.sampling.generate import AnswerLimits
+from engine.runtime.sampling.answers import AnswerLimits
 from engine.training.export.export import export_run
 from engine.training.loop.run import resume_run, start_run
 from engine.training.weights.weights import initialize

@@ -18,7 +18,8 @@ import launch
 from engine.config.export_choice import ExportChoice
 from engine.errors import RunError
 from engine.runs.record.events import RunStarted
-from engine.runtime.sampling.generate import AnswerLimits, Sampler
+from engine.runtime.sampling.answers import AnswerLimits
+from engine.runtime.sampling.generate import Sampler
 from engine.tools.chat.chat_sources import folder_of
 from engine.tools.chat.conversation import base_of, checkpoint_of
 from engine.training.export.export import export_run

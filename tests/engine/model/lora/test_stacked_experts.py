@@ -21,7 +21,8 @@ from engine.planning.fit.cost_model import Cost, MicroBatch
 from engine.planning.fit.device_memory import DeviceMemory, Sizer
 from engine.planning.fit.job import Job
 from engine.planning.schedule.choices import PlanChoices
-from engine.runtime.sampling.generate import AnswerLimits, Sampler
+from engine.runtime.sampling.answers import AnswerLimits
+from engine.runtime.sampling.generate import Sampler
 from engine.text import GIB
 from engine.training.export.export import export_run
 from engine.training.weights.adapter_weights import initialize_adapters, stacks_of

@@ -1,4 +1,6 @@
-"""Sampling: which token is picked, and greedy answers equal to transformers' generate."""
+"""Sampling: greedy answers equal transformers' generate, and every way of decoding gives the same
+answers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from engine.model.blocks.block_inputs import BlockArguments
 from engine.model.build.build import build_model
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane
-from engine.runtime.sampling.generate import AnswerLimits, Drawing, pick
+from engine.runtime.sampling.answers import AnswerLimits
+from engine.runtime.sampling.drawing import Drawing
 from engine.runtime.sampling.kv_cache import cache_bytes
 from tests.support.plain_answers import PROMPTS, plain_answer
 from tests.support.same_bits import DelayedBackend, assert_same_bits
@@ -25,28 +28,18 @@ from tests.support.tiny import FAMILIES, VOCAB, plain_model, random_batches, str
 pytestmark = pytest.mark.computing
 
 
-def test_temperature_zero_is_the_likeliest_token():
-    logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 1.0]])
-    assert pick(logits, 0.0, 1.0, torch.Generator()) == [1, 0]
+WAYS = ("one cache", "the model's caches", "no cache")
 
 
-def test_top_p_draws_only_from_the_nucleus_and_follows_the_probabilities():
-    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]])).expand(20_000, -1)
-    drawn = torch.tensor(pick(logits, 1.0, 0.75, torch.Generator().manual_seed(0)))
-    counts = torch.bincount(drawn, minlength=4) / len(drawn)
-    torch.testing.assert_close(counts, torch.tensor([0.625, 0.375, 0.0, 0.0]), atol=0.02, rtol=0)
-    everything = torch.bincount(
-        torch.tensor(pick(logits, 1.0, 1.0, torch.Generator().manual_seed(0))), minlength=4
-    )
-    assert (everything > 0).all()
-
-
-def test_a_lower_temperature_sharpens():
-    logits = torch.log(torch.tensor([[0.6, 0.4]])).expand(20_000, -1)
-    drawn = torch.tensor(pick(logits, 0.5, 1.0, torch.Generator().manual_seed(0)))
-    torch.testing.assert_close(
-        (drawn == 0).float().mean(), torch.tensor(0.36 / 0.52), atol=0.02, rtol=0
-    )
+def decode(sampler, way: str) -> None:
+    """Makes a sampler decode in one of `WAYS`, whatever its trials have found."""
+    known = vars(sampler)
+    known.pop("rows_cost", None)
+    known.pop("cache_cost", None)
+    if way != "one cache":
+        known["rows_cost"] = None
+    if way == "no cache":
+        known["cache_cost"] = None
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
@@ -54,10 +47,11 @@ def test_a_lower_temperature_sharpens():
 def test_greedy_answers_equal_generate(family, tied):
     plain = plain_model(tiny_config(family, tie_word_embeddings=tied)).eval()
     run = streamed(plain, PlanChoices())
-    assert run.sampler.cache_cost is not None
-    assert run.sampler.generate(PROMPTS, AnswerLimits(20, {2})) == [
-        plain_answer(plain, prompt, 20) for prompt in PROMPTS
-    ]
+    assert run.sampler.rows_cost is not None and run.sampler.cache_cost is not None
+    expected = [plain_answer(plain, prompt, 20) for prompt in PROMPTS]
+    for way in WAYS:
+        decode(run.sampler, way)
+        assert run.sampler.generate(PROMPTS, AnswerLimits(20, {2})) == expected
     run.close()
 
 
@@ -66,6 +60,13 @@ def qwen3():
     run = streamed(plain_model(tiny_config("qwen3")).eval(), PlanChoices())
     yield run
     run.close()
+
+
+@pytest.fixture
+def grouped(qwen3):
+    """A run that decodes with the model's own caches."""
+    decode(qwen3.sampler, "the model's caches")
+    return qwen3
 
 
 @pytest.fixture
@@ -82,10 +83,10 @@ def seen(monkeypatch):
     return shapes
 
 
-def test_blocks_see_a_prompt_once_and_then_one_token_a_step(qwen3, seen):
-    assert qwen3.sampler.cache_cost is not None
+def test_blocks_see_a_prompt_once_and_then_one_token_a_step(grouped, seen):
+    assert grouped.sampler.cache_cost is not None
     seen.clear()
-    answers = qwen3.sampler.generate(PROMPTS, AnswerLimits(5, set()))
+    answers = grouped.sampler.generate(PROMPTS, AnswerLimits(5, set()))
     assert [len(answer) for answer in answers] == [5] * 4
     # Two of the prompts have one length: they are one micro-batch.
     assert seen == 3 * [(1, 3), (2, 7), (1, 11)] + 4 * 3 * [(1, 1), (2, 1), (1, 1)]
@@ -93,7 +94,7 @@ def test_blocks_see_a_prompt_once_and_then_one_token_a_step(qwen3, seen):
     # With so many new tokens, prompts of 3 and 7 tokens are one: the longer ones' last four are fed
     # a step each.
     assert [
-        answer[:5] for answer in qwen3.sampler.generate(PROMPTS, AnswerLimits(8, set()))
+        answer[:5] for answer in grouped.sampler.generate(PROMPTS, AnswerLimits(8, set()))
     ] == answers
     assert seen == 3 * [(3, 3), (1, 11)] + 7 * 3 * [(3, 1), (1, 1)] + 4 * 3 * [(3, 1)]
 
@@ -115,7 +116,7 @@ def test_rows_that_end_leave_the_others_as_they_are(qwen3):
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
-def test_drawn_tokens_are_those_drawn_without_a_cache(qwen3, monkeypatch, top_p):
+def test_drawn_tokens_are_those_drawn_without_a_cache(qwen3, top_p):
     cached = qwen3.sampler.generate(
         PROMPTS, AnswerLimits(20, set()), Drawing(temperature=0.7, top_p=top_p, seed=3)
     )
@@ -131,24 +132,24 @@ def test_drawn_tokens_are_those_drawn_without_a_cache(qwen3, monkeypatch, top_p)
         )
         != cached
     )
-    monkeypatch.setitem(vars(qwen3.sampler), "cache_cost", None)
-    assert (
-        qwen3.sampler.generate(
-            PROMPTS, AnswerLimits(20, set()), Drawing(temperature=0.7, top_p=top_p, seed=3)
+    for way in WAYS[1:]:
+        decode(qwen3.sampler, way)
+        assert (
+            qwen3.sampler.generate(
+                PROMPTS, AnswerLimits(20, set()), Drawing(temperature=0.7, top_p=top_p, seed=3)
+            )
+            == cached
         )
-        == cached
-    )
 
 
-@pytest.mark.parametrize("has_cache", [True, False])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_stream_is_the_answer_token_by_token(qwen3, monkeypatch, has_cache, temperature):
+def test_a_stream_is_the_answer_token_by_token(qwen3, way, temperature):
     drawn = Drawing(temperature=temperature, top_p=0.9, seed=5)
     expected = [
         qwen3.sampler.generate([prompt], AnswerLimits(12, {2}), drawn)[0] for prompt in PROMPTS
     ]
-    if not has_cache:
-        monkeypatch.setitem(vars(qwen3.sampler), "cache_cost", None)
+    decode(qwen3.sampler, way)
     assert [
         list(qwen3.sampler.stream(prompt, AnswerLimits(12, {2}), drawn)) for prompt in PROMPTS
     ] == expected
@@ -169,9 +170,9 @@ def test_a_stream_is_the_answer_token_by_token(qwen3, monkeypatch, has_cache, te
     assert not list(qwen3.sampler.stream(PROMPTS[0], AnswerLimits(12, set(), 3)))
 
 
-def test_a_stream_goes_on_without_a_cache_that_fails(qwen3, monkeypatch):
-    expected = qwen3.sampler.generate([PROMPTS[1]], AnswerLimits(8, set()))[0]
-    cached_logits, calls = qwen3.engine.cached_logits, []
+def test_a_stream_goes_on_without_a_cache_that_fails(grouped, monkeypatch):
+    expected = grouped.sampler.generate([PROMPTS[1]], AnswerLimits(8, set()))[0]
+    cached_logits, calls = grouped.engine.cached_logits, []
 
     def failing(tokens, caches):
         calls.append(len(tokens))
@@ -179,8 +180,8 @@ def test_a_stream_goes_on_without_a_cache_that_fails(qwen3, monkeypatch):
             raise CacheError("no memory for this cache")
         return cached_logits(tokens, caches)
 
-    monkeypatch.setattr(qwen3.engine, "cached_logits", failing)
-    assert list(qwen3.sampler.stream(PROMPTS[1], AnswerLimits(8, set()))) == expected
+    monkeypatch.setattr(grouped.engine, "cached_logits", failing)
+    assert list(grouped.sampler.stream(PROMPTS[1], AnswerLimits(8, set()))) == expected
     assert len(calls) == 4
 
 
@@ -214,7 +215,6 @@ def test_training_goes_on_with_the_same_bits_after_sampling(dtype):
             run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
             run.engine.drain()
             if samples:
-                assert run.sampler.cache_cost is not None
                 run.sampler.generate(PROMPTS, AnswerLimits(5, {2}), Drawing(temperature=0.5))
         planes.append(
             [
@@ -260,7 +260,7 @@ def test_a_cache_that_loses_a_token_is_never_used(monkeypatch, seen):
     expected = [plain_answer(plain, prompt, 5) for prompt in PROMPTS]
     monkeypatch.setattr(DynamicLayer, "update", forgetful)
     run = streamed(plain, PlanChoices())
-    assert run.sampler.cache_cost is None
+    assert run.sampler.rows_cost is None and run.sampler.cache_cost is None
     seen.clear()
     assert run.sampler.generate(PROMPTS, AnswerLimits(5, {2})) == expected
     assert all(tokens > 1 for _, tokens in seen)
@@ -268,12 +268,12 @@ def test_a_cache_that_loses_a_token_is_never_used(monkeypatch, seen):
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 4])
-def test_a_cache_that_fails_on_the_way_costs_no_answer(qwen3, monkeypatch, fails_at):
+def test_a_cache_that_fails_on_the_way_costs_no_answer(grouped, monkeypatch, fails_at):
     """And gives its memory back before the rows go on without it."""
-    expected = qwen3.sampler.generate(PROMPTS, AnswerLimits(8, {2}))
+    expected = grouped.sampler.generate(PROMPTS, AnswerLimits(8, {2}))
     cached_logits, last_logits, calls, given = (
-        qwen3.engine.cached_logits,
-        qwen3.engine.last_logits,
+        grouped.engine.cached_logits,
+        grouped.engine.last_logits,
         [],
         [],
     )
@@ -296,14 +296,14 @@ def test_a_cache_that_fails_on_the_way_costs_no_answer(qwen3, monkeypatch, fails
         raise torch.OutOfMemoryError("no memory for this cache")
 
     call = BlockArguments.call
-    monkeypatch.setattr(qwen3.engine, "cached_logits", failing)
-    monkeypatch.setattr(qwen3.engine, "last_logits", without_cache)
+    monkeypatch.setattr(grouped.engine, "cached_logits", failing)
+    monkeypatch.setattr(grouped.engine, "last_logits", without_cache)
     found: list[int] = []
     gc.collect()
     gc.disable()
     try:
         assert (
-            qwen3.sampler.generate(
+            grouped.sampler.generate(
                 PROMPTS, AnswerLimits(8, {2}), on_token=lambda row, _: found.append(row)
             )
             == expected
@@ -314,25 +314,25 @@ def test_a_cache_that_fails_on_the_way_costs_no_answer(qwen3, monkeypatch, fails
     assert len(found) == sum(map(len, expected))
 
 
-def test_caches_stay_within_half_of_the_free_memory(qwen3, monkeypatch):
-    expected = qwen3.sampler.generate(PROMPTS, AnswerLimits(8, set()))
-    cost = qwen3.sampler.cache_cost
+def test_caches_stay_within_half_of_the_free_memory(grouped, monkeypatch):
+    expected = grouped.sampler.generate(PROMPTS, AnswerLimits(8, set()))
+    cost = grouped.sampler.cache_cost
     free = 2 * (cost.of(3 + 8 + 4) + cost.of(7 + 8 + 4))
-    monkeypatch.setattr(qwen3.backend, "free_memory", lambda: free)
-    cached_logits, held = qwen3.engine.cached_logits, []
+    monkeypatch.setattr(grouped.backend, "free_memory", lambda: free)
+    cached_logits, held = grouped.engine.cached_logits, []
 
     def watched(tokens, caches):
         logits = cached_logits(tokens, caches)
         held.append(sum(map(cache_bytes, caches)))
         return logits
 
-    monkeypatch.setattr(qwen3.engine, "cached_logits", watched)
-    assert qwen3.sampler.generate(PROMPTS, AnswerLimits(8, set())) == expected
+    monkeypatch.setattr(grouped.engine, "cached_logits", watched)
+    assert grouped.sampler.generate(PROMPTS, AnswerLimits(8, set())) == expected
     # The first two rows in one wave, twelve passes; the third and the fourth each alone.
     assert len(held) == 12 + 8 + 8 and max(held) <= free // 2
-    monkeypatch.setattr(qwen3.backend, "free_memory", lambda: 100)
+    monkeypatch.setattr(grouped.backend, "free_memory", lambda: 100)
     held.clear()
-    assert qwen3.sampler.generate(PROMPTS, AnswerLimits(8, set())) == expected
+    assert grouped.sampler.generate(PROMPTS, AnswerLimits(8, set())) == expected
     assert not held
 
 
@@ -345,4 +345,108 @@ def test_no_cache_takes_more_than_its_cost(family):
         run.engine.cached_logits([ids[:, : length - 1]], caches)
         run.engine.cached_logits([ids[:, length - 1 :]], caches)
         assert 0 < cache_bytes(caches[0]) <= rows * run.sampler.cache_cost.of(length)
+    run.close()
+
+
+# ---------------------------------------------------------------------- one cache for all rows
+
+
+def test_a_shared_prompt_is_computed_once_and_then_a_token_a_row(qwen3, seen):
+    assert qwen3.sampler.rows_cost is not None
+    seen.clear()
+    prompts = [PROMPTS[1]] * 3 + [PROMPTS[3]]
+    answers = qwen3.sampler.generate(prompts, AnswerLimits(4, set()))
+    # Prompts of different lengths share a micro-batch; its rows are padded to 11 tokens.
+    assert seen == 3 * [(2, 11)] + 3 * 3 * [(4, 1)]
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_rows_come_and_go_without_changing_the_others(qwen3):
+    expected = [qwen3.sampler.generate([prompt], AnswerLimits(9, {2}))[0] for prompt in PROMPTS]
+    with qwen3.sampler.decoding() as decoding:
+        answers: dict[int, list[int]] = {}
+        finished = {}
+
+        def step():
+            for sampled in decoding.step():
+                finished[sampled.row] = sampled.finish
+                if sampled.finish != "stop":
+                    answers.setdefault(sampled.row, []).append(sampled.token)
+
+        rows = []
+        for prompt in PROMPTS:
+            rows.append(decoding.add(prompt, AnswerLimits(9, {2})))
+            cancelled = decoding.add(PROMPTS[0], AnswerLimits(50, set()))
+            step()
+            decoding.cancel(cancelled)
+        late = decoding.add(PROMPTS[2], AnswerLimits(9, {2}))
+        while not decoding.is_idle:
+            step()
+        assert [answers[row] for row in rows] == expected
+        assert answers[late] == expected[2]
+        assert all(len(answers[row]) <= 1 for row in answers if row not in (*rows, late))
+        assert {finished[row] for row in rows} <= {"stop", "length"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_logprobs_are_those_of_a_pass_over_the_whole_row(qwen3, way):
+    decode(qwen3.sampler, way)
+    found = []
+    with qwen3.sampler.decoding() as decoding:
+        for number, prompt in enumerate(PROMPTS):
+            decoding.add(prompt, AnswerLimits(6, set()), Drawing(0.9, seed=number), number)
+        while not decoding.is_idle:
+            found += decoding.step()
+    for number, prompt in enumerate(PROMPTS):
+        own = [each for each in found if each.row == number]
+        row = [*prompt, *(each.token for each in own)]
+        logits = qwen3.engine.last_logits([row[:end] for end in range(len(prompt), len(row))])
+        logs = torch.log_softmax(logits, -1)
+        assert [each.logprob for each in own] == pytest.approx(
+            [log[each.token].item() for log, each in zip(logs, own)], abs=1e-4
+        )
+        for log, each in zip(logs, own):
+            assert [token for token, _ in each.top] == log.topk(number).indices.tolist()
+
+
+def test_more_rows_than_the_memory_takes_wait_for_places(qwen3, monkeypatch, seen):
+    prompts = PROMPTS * 3
+    expected = qwen3.sampler.generate(prompts, AnswerLimits(8, {2}))
+    # Three rows of a cache of 64 positions, and half of the free memory.
+    monkeypatch.setattr(
+        qwen3.backend, "free_memory", lambda: 2 * 3 * qwen3.sampler.rows_cost.of(64)
+    )
+    seen.clear()
+    assert qwen3.sampler.generate(prompts, AnswerLimits(8, {2})) == expected
+    assert max(rows for rows, _ in seen) == 3
+    # A row that would need more than all of it is answered without a cache.
+    seen.clear()
+    assert len(qwen3.sampler.generate(PROMPTS[:1], AnswerLimits(200, set()))[0]) == 200
+    assert all(tokens > 1 for _, tokens in seen)
+
+
+@pytest.mark.parametrize("fails_at", [1, 3])
+def test_a_cache_of_rows_that_fails_on_the_way_costs_no_answer(qwen3, monkeypatch, fails_at):
+    expected = qwen3.sampler.generate(PROMPTS, AnswerLimits(8, {2}))
+    next_logits, calls = qwen3.engine.next_logits, []
+
+    def failing(*given):
+        calls.append(given)
+        if len(calls) >= fails_at:
+            raise CacheError("no memory for this cache")
+        return next_logits(*given)
+
+    monkeypatch.setattr(qwen3.engine, "next_logits", failing)
+    assert qwen3.sampler.generate(PROMPTS, AnswerLimits(8, {2})) == expected
+    assert len(calls) == fails_at
+
+
+def test_a_sliding_window_is_that_of_each_row():
+    config = tiny_config("gemma3_text", sliding_window=5)
+    plain = plain_model(config).eval()
+    run = streamed(plain, PlanChoices(), config=config)
+    assert run.sampler.rows_cost is not None
+    assert run.sampler.generate(PROMPTS, AnswerLimits(20, {2})) == [
+        plain_answer(plain, prompt, 20) for prompt in PROMPTS
+    ]
     run.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from engine.planning.schedule.choices import PlanChoices
-from engine.runtime.sampling.generate import AnswerLimits
+from engine.runtime.sampling.answers import AnswerLimits
 from tests.support.families import tiny_family_config
 from tests.support.family_parity import SUPPORTED
 from tests.support.library_version import AS_RECORDED, another_version_may_refuse

@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.errors import DataError, FitError, GpuMemoryError
-from engine.runtime.sampling.generate import AnswerLimits, Drawing
+from engine.runtime.sampling.answers import AnswerLimits
+from engine.runtime.sampling.drawing import Drawing
 from engine.tools.chat.chat_engines import load
 from engine.tools.chat.chat_sources import folder_of
 from engine.tools.evaluate.answering import WantedAnswers
@@ -146,9 +147,10 @@ def test_what_a_task_says_of_its_answers_is_read():
     assert WantedAnswers.of({"do_sample": False, "temperature": 0.7, "top_k": 4}).drawing == (
         Drawing()
     )
-    for unknown in ({"do_sample": True, "temperature": 1, "top_k": 4}, {"num_beams": 3}):
-        with pytest.raises(DataError, match="which the streaming engine does not have"):
-            WantedAnswers.of(unknown)
+    filtered = WantedAnswers.of({"do_sample": True, "temperature": 1, "top_k": 4, "min_p": 0.1})
+    assert filtered.drawing == Drawing(1.0, top_k=4, min_p=0.1)
+    with pytest.raises(DataError, match="which the streaming engine does not have"):
+        WantedAnswers.of({"num_beams": 3})
 
 
 def test_a_text_that_ends_an_answer_is_found_across_tokens():

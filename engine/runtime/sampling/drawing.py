@@ -1,0 +1,181 @@
+"""How the next tokens are drawn from logits, on the device that has computed them.
+
+Each row draws with its own random numbers: one for each token, computed from the row's seed and the
+number of tokens that it has drawn. So an answer depends on its seed, its prompt and the weights. It
+depends on other rows only by the rounding of logits, and on the way in which it is computed not at
+all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+MOST_TOP_LOGPROBS = 20
+"""Most likeliest tokens that can be returned with a drawn one."""
+_ROWS_AT_ONCE = 128
+"""Rows whose probabilities exist at once, since those of a large vocabulary take much memory."""
+_MASK_53 = (1 << 53) - 1
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How tokens are drawn from logits. A temperature of 0 takes the likeliest token.
+
+    The filters are those of transformers' `generate`, in its order: the `top_k` likeliest tokens (0
+    for all), then the smallest set of likeliest tokens whose probabilities reach `top_p` (nucleus
+    sampling, arXiv 1904.09751), then those with at least `min_p` times the probability of the
+    likeliest one (arXiv 2407.01082).
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def with_seed(self, seed: int) -> Drawing:
+        """Returns the same way of drawing with another seed."""
+        return replace(self, seed=seed)
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether the probabilities must be sorted."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
+
+
+GREEDY = Drawing()
+"""Greedy drawing takes the likeliest token each time."""
+
+
+class Drawn(NamedTuple):
+    """Tokens drawn for some rows."""
+
+    tokens: torch.Tensor
+    """Token ids, int64 [rows]."""
+    logprobs: torch.Tensor
+    """Natural logarithm of each token's probability according to the model, at a temperature of 1
+    and without filters: float32 [rows].
+    """
+    top_tokens: torch.Tensor | None
+    """The likeliest tokens, int64 [rows, MOST_TOP_LOGPROBS]; None if nobody asked for them."""
+    top_logprobs: torch.Tensor | None
+    """Their logarithms of probabilities, likeliest first, float32 of the same shape."""
+
+
+class DrawingState:
+    """The drawing of each of `rows` rows, as tensors on `device` that stay where they are."""
+
+    def __init__(self, rows: int, device: torch.device):
+        self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.drawn = torch.zeros(rows, dtype=torch.int64, device=device)
+        """Number of tokens that each row has drawn."""
+        self.numbers = torch.zeros(rows, 4, dtype=torch.float64, device=device)
+        """Temperature, top-p, top-k and min-p of each row."""
+
+    def set(self, places: Sequence[int], drawings: Sequence[Drawing], drawn: Sequence[int]) -> None:
+        """Sets the drawing of the rows at `places`, which have drawn this many tokens so far."""
+        device = self.seeds.device
+        at = torch.tensor(list(places), dtype=torch.int64).to(device)
+        seeds = [(each.seed + 2**63) % 2**64 - 2**63 for each in drawings]
+        numbers = [[each.temperature, each.top_p, each.top_k, each.min_p] for each in drawings]
+        self.seeds[at] = torch.tensor(seeds, dtype=torch.int64).to(device)
+        self.drawn[at] = torch.tensor(list(drawn), dtype=torch.int64).to(device)
+        self.numbers[at] = torch.tensor(numbers, dtype=torch.float64).to(device)
+
+    def draw(self, logits: torch.Tensor, ordered: bool, top: bool) -> Drawn:
+        """Draws a token for each of the first rows from `logits`, float32 [rows, vocabulary], and
+        counts it. It does not wait for the device.
+
+        ordered: whether any row needs sorted probabilities. top: whether to return the likeliest
+        tokens.
+        """
+        rows = logits.shape[0]
+        parts = [
+            self._part(logits[start : start + _ROWS_AT_ONCE], start, ordered, top)
+            for start in range(0, rows, _ROWS_AT_ONCE)
+        ]
+        self.drawn[:rows] += 1
+        if len(parts) == 1:
+            return parts[0]
+        joined = [None if each[0] is None else torch.cat(each) for each in zip(*parts)]
+        return Drawn(*joined)  # type: ignore[arg-type]  # the first two are never None
+
+    def _part(self, logits: torch.Tensor, start: int, ordered: bool, top: bool) -> Drawn:
+        end = start + logits.shape[0]
+        numbers = self.numbers[start:end]
+        tokens = drawn_tokens(
+            logits, numbers, uniform(self.seeds[start:end], self.drawn[start:end]), ordered
+        )
+        total = logits.logsumexp(-1)
+        logprobs = logits.gather(-1, tokens[:, None]).squeeze(-1) - total
+        if not top:
+            return Drawn(tokens, logprobs, None, None)
+        likeliest = logits.topk(min(MOST_TOP_LOGPROBS, logits.shape[-1]), -1)
+        return Drawn(tokens, logprobs, likeliest.indices, likeliest.values - total[:, None])
+
+
+def drawn_tokens(
+    logits: torch.Tensor, numbers: torch.Tensor, uniforms: torch.Tensor, ordered: bool
+) -> torch.Tensor:
+    """Returns a token for each row of `logits`, float32 [rows, vocabulary]: int64 [rows].
+
+    numbers: temperature, top-p, top-k and min-p of each row, float64 [rows, 4]. uniforms: a random
+    number from [0, 1) for each row, float64 [rows]. The token is the first at which the sum of
+    probabilities so far exceeds that share of them all.
+    """
+    temperature, top_p, top_k, min_p = numbers.unbind(-1)
+    likeliest = logits.argmax(-1)
+    divisor = torch.where(temperature > 0, temperature, 1.0).float()
+    probabilities = torch.softmax(logits / divisor[:, None], -1)
+    least = (min_p.float() * probabilities.amax(-1))[:, None]
+    if ordered:
+        probabilities = _within_top(probabilities, top_p, top_k)
+    probabilities = torch.where(probabilities >= least, probabilities, 0.0)
+    # Sums in float64 grow from token to token wherever there is a probability.
+    sums = probabilities.double().cumsum(-1)
+    sought = (uniforms * sums[:, -1])[:, None]
+    drawn = torch.searchsorted(sums, sought, right=True).squeeze(-1)
+    drawn = drawn.clamp(max=logits.shape[-1] - 1)
+    return torch.where(temperature > 0, drawn, likeliest)
+
+
+def _within_top(
+    probabilities: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor
+) -> torch.Tensor:
+    """Returns `probabilities` [rows, vocabulary] with those of tokens that top-k and top-p leave
+    out set to 0.
+    """
+    ordered, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(ordered.shape[-1], device=ordered.device)
+    ordered = torch.where((top_k > 0)[:, None] & (rank >= top_k[:, None]), 0.0, ordered)
+    sums = ordered.double().cumsum(-1)
+    before = sums - ordered
+    # At 1 nothing is left out, though sums may reach 1 before the last token.
+    beyond = (before >= top_p[:, None] * sums[:, -1:]) & (top_p < 1)[:, None]
+    ordered = torch.where(beyond, 0.0, ordered)
+    return torch.zeros_like(probabilities).scatter_(-1, tokens, ordered)
+
+
+def uniform(seeds: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Returns a random number from [0, 1) for each pair of a seed and a count, int64 [n]: float64
+    [n]. It is a hash of the two, by the rounds of SplitMix64 (https://doi.org/10.1145/2660193.
+    2660195), so it is the same on every device.
+    """
+    mixed = _mixed(_mixed(seeds + 1) + counts * -0x61C8864680B583EB)
+    return (_shifted(mixed, 11) & _MASK_53).double() * 2.0**-53
+
+
+def _mixed(bits: torch.Tensor) -> torch.Tensor:
+    # The constants are 0xBF58476D1CE4E5B9 and 0x94D049BB133111EB as signed numbers.
+    bits = (bits ^ _shifted(bits, 30)) * -0x40A7B892E31B1A47
+    bits = (bits ^ _shifted(bits, 27)) * -0x6B2FB644ECCEEE15
+    return bits ^ _shifted(bits, 31)
+
+
+def _shifted(bits: torch.Tensor, places: int) -> torch.Tensor:
+    """Returns int64 `bits` shifted to the right, with zeros coming in."""
+    return (bits >> places) & ((1 << (64 - places)) - 1)
