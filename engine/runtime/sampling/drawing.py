@@ -101,8 +101,12 @@ class DrawingState:
         self.drawn[:rows] += 1
         if len(parts) == 1:
             return parts[0]
-        joined = [None if each[0] is None else torch.cat(each) for each in zip(*parts)]
-        return Drawn(*joined)  # type: ignore[arg-type]  # the first two are never None
+        return Drawn(
+            torch.cat([part.tokens for part in parts]),
+            torch.cat([part.logprobs for part in parts]),
+            _joined([part.top_tokens for part in parts]),
+            _joined([part.top_logprobs for part in parts]),
+        )
 
     def _part(self, logits: torch.Tensor, start: int, ordered: bool, top: bool) -> Drawn:
         end = start + logits.shape[0]
@@ -116,6 +120,12 @@ class DrawingState:
             return Drawn(tokens, logprobs, None, None)
         likeliest = logits.topk(min(MOST_TOP_LOGPROBS, logits.shape[-1]), -1)
         return Drawn(tokens, logprobs, likeliest.indices, likeliest.values - total[:, None])
+
+
+def _joined(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
+    """Returns the parts of some rows as one tensor; None if there are none."""
+    there = [part for part in parts if part is not None]
+    return torch.cat(there) if there else None
 
 
 def drawn_tokens(

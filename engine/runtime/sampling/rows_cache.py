@@ -184,10 +184,8 @@ def try_rows_cache(engine: StreamingEngine) -> CacheCost | None:
     if min(ends) < 2 or text._attn_implementation != DOCUMENTS:
         return None
     # The tokens differ, because a lost token would not be noticed among equal ones.
-    rows = [
-        [int(token) for token in np.linspace(0, text.vocab_size - 1, length + skipped)[skipped:]]
-        for skipped in (2, 4)
-    ]
+    tokens = [int(token) for token in np.linspace(0, text.vocab_size - 1, length + 4)]
+    rows = (tokens[1 : length + 1], tokens[3 : length + 3])
     device = engine.backend.device
     try:
         found = computed_prompts(engine, [row[:end] for row, end in zip(rows, ends)])

@@ -434,7 +434,8 @@ class StreamingEngine:
         cache: Any,
         then: Callable[[torch.Tensor], None],
     ) -> Recording | None:
-        """Records a pass of `next_logits` and what `then` does with the logits, and runs neither.
+        """Records a pass of `next_logits` and what `then` does with the logits [rows, vocabulary],
+        and runs neither. ids, positions: int64 [rows], which each replay reads.
         `next_logits` must have run in the same way before. Returns None where weights are fetched
         in each pass.
         """
