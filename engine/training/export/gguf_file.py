@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.config.export_choice import GgufType
 from engine.errors import RunError
 from engine.model.build.units import StreamedModel
-from engine.training.export.gguf_family import Family, family_of
+from engine.training.export.gguf_family import Family, family_of, stays_in_fp32
 from engine.training.export.gguf_tokenizer import Vocabulary, vocabulary
 from engine.training.export.modelfile import GGUF_SUFFIX
 
@@ -80,19 +80,19 @@ class GgufFile:
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         more = self._family.more()
         for name, shape in self._shapes():
-            self._announce(writer, self._family.name_of(name), shape)
-        for name, values in more.items():
-            self._announce(writer, name, tuple(values.shape))
+            self._announce(writer, self._family.tensors(name, torch.empty(shape, device="meta")))
+        self._announce(writer, [(name, values.to("meta")) for name, values in more.items()])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         try:
             for weights, share in parts:
-                for name, values in weights.items():
-                    writer.write_tensor_data(self._stored(self._family.laid_out(name, values)))
+                for full_name, values in weights.items():
+                    for name, part in self._family.tensors(full_name, values):
+                        writer.write_tensor_data(self._stored(name, part))
                 written(share)
-            for values in more.values():
-                writer.write_tensor_data(self._stored(values))
+            for name, values in more.items():
+                writer.write_tensor_data(self._stored(name, values))
         finally:
             writer.close()
 
@@ -103,20 +103,20 @@ class GgufFile:
                 if not spec.adapter:
                     yield spec.full_name, tuple(spec.shape)
 
-    def _announce(self, writer: Any, name: str, shape: tuple[int, ...]) -> None:
-        empty = self._stored(torch.empty(shape, device="meta"))
-        kind = _raw_type(self._kind_of(shape))
-        writer.add_tensor_info(name, empty.shape, empty.dtype, empty.nbytes, raw_dtype=kind)
+    def _announce(self, writer: Any, tensors: list[tuple[str, Tensor]]) -> None:
+        for name, empty in tensors:
+            array = self._stored(name, empty)
+            kind = _raw_type(self._kind_of(name, empty))
+            writer.add_tensor_info(name, array.shape, array.dtype, array.nbytes, raw_dtype=kind)
 
-    def _kind_of(self, shape: tuple[int, ...]) -> GgufType:
-        # Vectors are a hundredth of a percent of a model, and llama.cpp computes with them in fp32.
-        if len(shape) < 2:
+    def _kind_of(self, name: str, values: Tensor) -> GgufType:
+        if stays_in_fp32(name, values.ndim):
             return "float32"
-        return "float16" if self._kind == "q8_0" and shape[-1] % _BLOCK else self._kind
+        return "float16" if self._kind == "q8_0" and values.shape[-1] % _BLOCK else self._kind
 
-    def _stored(self, values: Tensor) -> np.ndarray:
-        """Returns the values of a weight as the file has them, empty for one on the meta device."""
-        kind = self._kind_of(tuple(values.shape))
+    def _stored(self, name: str, values: Tensor) -> np.ndarray:
+        """Returns the values of a tensor as the file has them, empty for one on the meta device."""
+        kind = self._kind_of(name, values)
         if values.is_meta:
             return _empty(tuple(values.shape), kind)
         if kind == "bfloat16":

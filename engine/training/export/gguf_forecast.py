@@ -11,7 +11,7 @@ import msgspec
 from engine import safe_files
 from engine.model.hub.hub_cache import cached_config
 from engine.paths import resolve_source
-from engine.training.export.gguf_known import FAMILIES, OTHER_TOKENIZER, divided_by_name
+from engine.training.export.gguf_known import FAMILIES, OTHER_TOKENIZER, kind_of_tokenizer
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def forecast(source: str) -> GgufForecast:
         return GgufForecast()
     tokenizer = _read(folder, "tokenizer.json")
     try:
-        is_read = tokenizer is None or divided_by_name(tokenizer) is not None
+        is_read = tokenizer is None or kind_of_tokenizer(tokenizer) is not None
     except (LookupError, TypeError, AttributeError):
         is_read = True
     if not is_read:

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+FAMILIES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
+}
 """llama.cpp's names for model types of transformers."""
+BYTE_PAIRS = "gpt2"
+PIECES = "llama"
+"""llama.cpp's names for tokenizers that merge bytes, and for those of SentencePiece, which merge
+characters.
+"""
+SPACE = "▁"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -16,19 +31,36 @@ _SPLITS = {
 """llama.cpp's names for the patterns that divide a text (llama-vocab.cpp)."""
 OTHER_TOKENIZER = (
     "llama.cpp does not divide texts as this model's tokenizer does, so there is no GGUF file of "
-    "it. Export a folder. SmolLM2, Qwen2.5, Qwen3 and Llama 3 can be GGUF files."
+    "it. Export a folder. SmolLM2, Qwen2.5, Qwen3, Llama, Mistral 7B and Gemma 3 can be GGUF files."
 )
 
 
-def divided_by_name(content: dict[str, Any]) -> str | None:
-    """Returns llama.cpp's name for how a tokenizer divides a text, or None if it would read a text
+@dataclass(frozen=True)
+class TokenizerKind:
+    """How llama.cpp reads a text as a tokenizer does."""
+
+    model: str
+    """`BYTE_PAIRS` or `PIECES`."""
+    divided_by: str = "default"
+    """llama.cpp's name for how a text is divided before bytes are merged."""
+    space: Literal["never", "first", "always"] = "never"
+    """Whether a space is put before a text: never, at its start alone, or behind each special token
+    as well.
+    """
+
+
+def kind_of_tokenizer(content: dict[str, Any]) -> TokenizerKind | None:
+    """Returns how llama.cpp reads a text as a tokenizer does, or None if it would read one
     otherwise. content: of tokenizer.json.
     """
     model = content["model"]
-    if model["type"] != "BPE" or model.get("byte_fallback"):
+    if model["type"] != "BPE":
         return None
-    outer = content.get("pre_tokenizer") or {}
-    steps = outer["pretokenizers"] if outer.get("type") == "Sequence" else [outer]
+    return _of_pieces(content) if model.get("byte_fallback") else _of_bytes(content)
+
+
+def _of_bytes(content: dict[str, Any]) -> TokenizerKind | None:
+    steps = _steps(content.get("pre_tokenizer"), "pretokenizers")
     if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1].get("add_prefix_space"):
         return None
     has_own_pattern = steps[-1].get("use_regex", True)
@@ -41,4 +73,34 @@ def divided_by_name(content: dict[str, Any]) -> str | None:
     elif not has_own_pattern and kinds == ["Split"] and steps[0]["behavior"] == "Isolated":
         name = _SPLITS.get(steps[0]["pattern"].get("Regex"))
     # llama.cpp takes whole words that are tokens, without merging them, where the name says so.
-    return name if (name == "llama-bpe") == bool(model.get("ignore_merges")) else None
+    if name is None or (name == "llama-bpe") != bool(content["model"].get("ignore_merges")):
+        return None
+    return TokenizerKind(BYTE_PAIRS, name)
+
+
+def _of_pieces(content: dict[str, Any]) -> TokenizerKind | None:
+    """Returns the kind of a tokenizer that was made of SentencePiece's: spaces become a letter, in
+    the normalizer or in Metaspace, and merges may cross them.
+    """
+    if content["model"].get("ignore_merges"):
+        return None
+    normalizers = _steps(content.get("normalizer"), "normalizers")
+    divided = _steps(content.get("pre_tokenizer"), "pretokenizers")
+    replaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    prepends = {"type": "Prepend", "prepend": SPACE}
+    if normalizers in ([replaces], [prepends, replaces]):
+        # Where no space is left, a split at spaces does nothing.
+        if any(step["type"] != "Split" or step["pattern"] != {"String": " "} for step in divided):
+            return None
+        return TokenizerKind(PIECES, space="always" if prepends in normalizers else "never")
+    if normalizers or [step["type"] for step in divided] != ["Metaspace"]:
+        return None
+    if divided[0].get("replacement") != SPACE or divided[0].get("split", True):
+        return None
+    return TokenizerKind(PIECES, space=divided[0].get("prepend_scheme", "always"))
+
+
+def _steps(step: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
+    if step is None:
+        return []
+    return step[name] if step.get("type") == "Sequence" else [step]

@@ -4,21 +4,25 @@ ends and its chat template.
 
 from __future__ import annotations
 
+import json
+
 import gguf
 import pytest
 import torch
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.config.export_choice import ExportChoice
 from engine.errors import ConfigError, RunError
 from engine.runs.summaries.exports import noted_exports
 from engine.training.export.export import export_run
+from engine.training.export.gguf_family import family_of
 from engine.training.export.gguf_tokenizer import vocabulary
 from engine.training.export.push import push
 from engine.training.loop.run import start_run
-from tests.support.data_tokenizers import byte_level_tokenizer
+from tests.support.data_tokenizers import byte_level_tokenizer, sentencepiece_tokenizer
 from tests.support.folders import make_config, make_model
+from tests.support.tiny import tiny_config
 
 pytestmark = pytest.mark.slow("it trains tiny models and reads files of two libraries")
 
@@ -64,7 +68,7 @@ def finished(tmp_path, family, **changes):
     """A run of a tiny model."""
     wide = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 320, **changes}
     make_model(tmp_path / "model", family, torch.bfloat16, **wide)
-    divided_by = "llama-bpe" if family == "llama" else "qwen2"
+    divided_by = "llama-bpe" if family in ("llama", "mistral") else "qwen2"
     known_tokenizer(divided_by).save_pretrained(tmp_path / "model")
     run = start_run(
         make_config(tmp_path, **{"train.steps": 2, "train.warmup_steps": 1}), tmp_path / "runs"
@@ -97,27 +101,32 @@ def read_model(file):
     return model
 
 
-@pytest.mark.parametrize(
-    "family, changes",
-    [
-        ("llama", {"rope_parameters": LLAMA3}),
-        ("llama", {"tie_word_embeddings": True}),
-        ("qwen2", {}),
-        ("qwen3", {"head_dim": 128}),  # transformers reads no other
-    ],
-    ids=["llama3", "tied", "qwen2", "qwen3"],
-)
-def test_its_model_is_the_exported_one(tmp_path, family, changes):
+FAMILIES = {
+    "llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "mistral": ("mistral", {"tie_word_embeddings": True}),
+    "qwen2": ("qwen2", {}),
+    # transformers reads no other sizes of heads and experts, and no other scale of attention
+    "qwen3_moe": (
+        "qwen3_moe",
+        {"head_dim": 128, "norm_topk_prob": True, "moe_intermediate_size": 768},
+    ),
+    "gemma3": ("gemma3_text", {"head_dim": 256, "num_hidden_layers": 6}),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_its_model_is_the_exported_one(tmp_path, name):
+    family, changes = FAMILIES[name]
     run = finished(tmp_path, family, **changes)
     runs = tmp_path / "runs"
     export_run(runs, run, tmp_path / "folder", ExportChoice(dtype="float32"))
     expected = logits_of(plain_model(tmp_path / "folder"))
-    for dtype, rounding in ROUNDING.items():
+    for dtype in ROUNDING if name == "llama3" else ("float32", "q8_0"):
         target = tmp_path / dtype
         export_run(runs, run, target, ExportChoice(form="gguf", dtype=dtype))
         (file,) = target.glob("*.gguf")
         error = (logits_of(read_model(file)) - expected).abs().max() / expected.abs().max()
-        assert error < rounding, (dtype, float(error))
+        assert error < ROUNDING[dtype], (dtype, float(error))
         assert f"FROM ./{file.name}" in (target / "Modelfile").read_text()
     noted = noted_exports(runs, run)
     assert [each.file for each in noted[:2]] != ["", ""] and noted[-1].file == ""
@@ -140,21 +149,100 @@ def test_its_tokenizer_is_the_trained_one(tmp_path):
     assert {kinds[number] for number in tokenizer.all_special_ids} == {3}
 
 
-@pytest.mark.parametrize("family", ["gpt2", "mixtral"])
-def test_a_family_that_is_unknown_is_refused_by_name_and_leaves_nothing(tmp_path, family):
-    make_model(tmp_path / "model", family)
+def test_a_family_that_is_unknown_is_refused_by_name_and_leaves_nothing(tmp_path):
+    make_model(tmp_path / "model", "gpt2")
     config = make_config(tmp_path, **{"train.steps": 1, "train.warmup_steps": 0})
     run = start_run(config, tmp_path / "runs")
     assert run.execute().state == "finished"
-    with pytest.raises(RunError, match=f"of the family {family}.*convert_hf_to_gguf"):
+    with pytest.raises(RunError, match="of the family gpt2.*convert_hf_to_gguf"):
         export_run(tmp_path / "runs", run.id, tmp_path / "out", ExportChoice(form="gguf"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "family, changes, why",
+    [
+        ("gemma3_text", {}, "scaled by 256"),
+        ("gemma3_text", {"head_dim": 256, "layer_types": ["full_attention"] * 3}, "local layers"),
+        ("qwen3_moe", {"norm_topk_prob": False}, "add up to one"),
+        ("qwen3_moe", {"norm_topk_prob": True, "mlp_only_layers": [1]}, "no experts"),
+        ("llama", {"hidden_act": "gelu"}, "activation gelu"),
+    ],
+)
+def test_what_llama_cpp_would_compute_otherwise_is_refused(family, changes, why):
+    with pytest.raises(RunError, match=why):
+        family_of(tiny_config(family, **changes))
+
+
+def test_a_mixture_is_a_llama_with_experts_that_are_stacked():
+    family = family_of(tiny_config("mixtral", sliding_window=16))
+    stacked = torch.arange(4 * 6 * 5.0).reshape(4, 6, 5)
+    gate, up = family.tensors("model.layers.1.mlp.experts.gate_up_proj", stacked)
+    assert (gate[0], up[0]) == ("blk.1.ffn_gate_exps.weight", "blk.1.ffn_up_exps.weight")
+    assert torch.equal(torch.cat([gate[1], up[1]], dim=1), stacked)
+    writer = gguf.GGUFWriter(None, family.name)
+    family.write(writer, "it")
+    found = {key: value.value for key, value in writer.kv_data[0].items()}
+    assert (found["llama.expert_count"], found["llama.expert_used_count"]) == (4, 2)
+    # Within a window of 16 tokens, llama.cpp, which slides none here, computes the same.
+    assert found["llama.context_length"] == 16
 
 
 def test_a_tokenizer_that_divides_texts_otherwise_is_refused():
     tokenizer = AutoTokenizer.from_pretrained("assets/starter-model")
     with pytest.raises(RunError, match="does not divide texts"):
         vocabulary(tokenizer, 291)
+
+
+def pieces_tokenizer(space):
+    """A tokenizer that was made of SentencePiece's, which puts a space before texts: `always`, as
+    Llama 2 does, at the `first` letter alone, or `never`, as Gemma does.
+    """
+    tokenizer = sentencepiece_tokenizer(TEMPLATE, legacy=True)
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    model = content["model"]
+    model |= {"byte_fallback": True, "fuse_unk": True}
+    ids = model["vocab"]
+    ids.update({added["content"]: added["id"] for added in content["added_tokens"]})
+    ids.update({f"<0x{code:02X}>": len(ids) + code for code in range(256)})
+    if space == "never":
+        content["normalizer"] = content["normalizer"]["normalizers"][1]
+    if space == "first":
+        content["normalizer"] = None
+        content["pre_tokenizer"] = {
+            "type": "Metaspace",
+            "replacement": "▁",
+            "prepend_scheme": "first",
+            "split": False,
+        }
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(content))
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "space, adds_space", [("always", True), ("first", False), ("never", False)]
+)
+def test_the_pieces_of_a_file_are_those_of_the_tokenizer(space, adds_space):
+    tokenizer = pieces_tokenizer(space)
+    found = vocabulary(tokenizer, len(tokenizer) + 3, ("</s>",))
+    assert found.read_as.model == "llama" and found.adds_space is adds_space
+    ids = tokenizer.get_vocab()
+    assert all(found.tokens[number] == token for token, number in ids.items())
+    kinds = {name: found.kinds[ids[name]] for name in ("<unk>", "<s>", "hello", "<0x0A>")}
+    assert kinds == {"<unk>": 2, "<s>": 3, "hello": 1, "<0x0A>": 6}
+    assert found.kinds[-3:] == [5] * 3 and found.ends == [ids["</s>"]]
+    # What is merged first has the largest score.
+    assert found.scores[ids["he"]] > found.scores[ids["hell"]] > found.scores[ids["▁hello"]]
+
+
+def test_pieces_that_llama_cpp_would_merge_otherwise_are_refused():
+    tokenizer = pieces_tokenizer("always")
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    content["model"]["vocab"]["lo"] = 900  # hel + lo would be hello, too
+    content["model"]["vocab"]["hel"] = 901
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(content))
+    with pytest.raises(RunError, match="does not divide texts"):
+        vocabulary(tokenizer, 1000)
 
 
 def test_dtypes_of_the_file_alone_are_refused_for_a_folder():
