@@ -199,9 +199,15 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    from engine.runs.record.run_folder import open_run
     from engine.training.export.export import export_run
+    from engine.training.export.export_size import planned_export
 
     choice = ExportChoice(arguments.checkpoint, arguments.dtype, arguments.weights, arguments.form)
+    run = open_run(arguments.runs_dir, arguments.run_id)
+    planned = planned_export(run, Path(arguments.folder), choice)
+    if planned is not None:
+        show(planned.sentence)
     checkpoint = export_run(arguments.runs_dir, arguments.run_id, arguments.folder, choice)
     for sentence in checkpoint.skipped:
         print(f"Note: {sentence}", file=sys.stderr)

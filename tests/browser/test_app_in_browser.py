@@ -96,11 +96,19 @@ def test_the_whole_job(page, context, server):
     open_page(page, "runs")
     more_of(page, run_id).get_by_role("menuitem", name="Export").click()
     page.locator("[data-part=export] input").fill("exported")
+    size = page.locator("[data-field=export-size]")
+    expect(size).to_have_text(re.compile(r"^[\d.]+ .iB to write, [\d.]+ .iB free\.$"))
     page.locator("[data-part=export] form button").last.click()
     text = f"Exported the model of step 60 (the best weights) to {server.folder / 'exported'}."
     expect(page.locator("[data-field=export-caption]")).to_have_text(text)
     newest = page.locator(".rs-exports li").first
     expect(newest).to_contain_text(str(server.folder / "exported"))
+    newest.get_by_text("Download (").click()
+    with page.expect_download() as download:
+        newest.get_by_role("link", name="config.json", exact=True).click()
+    assert (
+        download.value.path().read_bytes() == (server.folder / "exported/config.json").read_bytes()
+    )
     expect(page.locator("[data-part=use-rows]")).to_contain_text(
         f"vllm serve {server.folder / 'exported'}"
     )

@@ -7,11 +7,13 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from app.pages.run.benchmark_rows import benchmark_table
 from engine import safe_files
-from engine.config.export_choice import ExportFrom
+from engine.config.export_choice import GGUF_TYPES, ExportFrom
 from engine.errors import RamstreamError
 from engine.model.lora.peft_folder import CONFIG as ADAPTER_CONFIG
 from engine.paths import program_command
@@ -20,7 +22,9 @@ from engine.runs.summaries.benchmark_results import read_benchmarks
 from engine.runs.summaries.exports import NotedExport, noted_exports
 from engine.safe_files import FileFault
 from engine.training.checkpoints.saved_on_disk import SavedSteps, saved_steps
+from engine.training.export.export_size import export_sizes
 from engine.training.export.gguf_forecast import GgufForecast, forecast
+from engine.training.export.gguf_known import gguf_file_name
 from engine.training.export.modelfile import MODELFILE
 from engine.training.export.serve_commands import adapter_to_type, gguf_to_type, what_to_type
 
@@ -35,10 +39,21 @@ class _Exported:
     file: str = ""
     """Name of the GGUF file in it, if it has one."""
 
+    @property
+    def as_dict(self) -> dict[str, Any]:
+        files = files_of(Path(self.path))
+        return {
+            "path": self.path,
+            "about": self.about,
+            "files": [{"name": name, "bytes": size} for name, size in files.items()],
+        }
+
 
 def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]:
     """Returns the `exports` of a run, the newest first, with why its own cannot be used (`fault`);
-    which weights an export takes (`caption`), and the `folder` it is offered; commands that
+    which weights an export takes (`caption`), and the `folder` it is offered; the bytes that each
+    form takes in each dtype (`sizes`), where they are known, and the names of GGUF files by dtype;
+    commands that
     use the newest export (`uses`), of which there are none before, and others (`rows`); and the
     benchmarks of the weights. `login` says whether this machine
     has a token of the Hugging Face hub.
@@ -59,11 +74,13 @@ def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]
     if saved is not None or exports:
         rows.append({"label": "Measure it on benchmarks", "text": _eval_command(folder)})
     return {
-        "exports": [{"path": each.path, "about": each.about} for each in exports],
+        "exports": [each.as_dict for each in exports],
         "fault": fault,
         "caption": _caption(saved, there),
         "folder": target,
         "can_export": saved is not None,
+        "sizes": _sizes(folder),
+        "gguf_names": {kind: gguf_file_name(settings_name(folder), kind) for kind in GGUF_TYPES},
         "has_adapters": _has_adapters(folder),
         "no_gguf": gguf.why_not,
         "uses": _uses(folder, exports[0], gguf.is_read) if exports else [],
@@ -73,6 +90,27 @@ def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]
         "benchmarks": benchmark_table(read_benchmarks(folder.path)),
         "template": "" if exports != own or not own else _template_text(folder, own[0], gguf),
     }
+
+
+def export_folders(folder: RunFolder) -> list[str]:
+    """Returns the folders to which the model of a run was exported and that are still there."""
+    there = saved_steps(folder.checkpoints_path, folder.best_path)
+    own, _ = _own_export(folder, there)
+    return [each.path for each in (*_other_exports(folder), *own)]
+
+
+def files_of(exported: Path) -> dict[str, int]:
+    """Returns the regular files of an exported folder, with their bytes."""
+    try:
+        found = safe_files.entries(exported, exported)
+    except OSError:
+        return {}
+    return {name: found[name].st_size for name in sorted(found) if S_ISREG(found[name].st_mode)}
+
+
+def _sizes(folder: RunFolder) -> dict[str, dict[str, int]]:
+    sizes = export_sizes(folder)
+    return {} if sizes is None else sizes.of_all_forms
 
 
 def _uses(folder: RunFolder, loaded: _Exported, is_read: bool) -> list[dict[str, str]]:

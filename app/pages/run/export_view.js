@@ -1,6 +1,7 @@
 // Export: where the model of a run was exported to; exports it, uploads it to the hub, and shows
 // how to use it.
 
+import { inBytes } from "../../shared/bytes.js";
 import { copyText, el, field, send } from "../../shared/dom.js";
 import { JobView, noticeJobs } from "../../shared/jobs.js";
 import { commandRow } from "./settings_view.js";
@@ -36,20 +37,54 @@ export class ExportView {
             this.exporting.caption.classList.add("rs-hidden");
             this.version = null;
         };
-        const { form } = this.exporting.form.elements;
+        const { form, dtype, folder } = this.exporting.form.elements;
         form.addEventListener("change", () => this.offerPrecisions());
+        dtype.addEventListener("change", () => this.showSize());
+        folder.addEventListener("change", () => this.readRoom());
         this.clear();
+    }
+
+    // What will be written and whether the disk of the folder has room for it.
+    showSize() {
+        const { form, dtype } = this.exporting.form.elements;
+        const bytes = this.sizes[form.value]?.[dtype.value];
+        const isKnown = bytes !== undefined && this.free !== null;
+        const isShort = isKnown && bytes > this.free;
+        const file = form.value === "gguf" ? `${this.ggufNames[dtype.value]}: ` : "";
+        const room = isKnown ? `${inBytes(bytes)} to write, ${inBytes(this.free)} free.` : "";
+        const line = field(this.root, "export-size");
+        line.textContent = isShort ? `Not enough disk space. ${file}${room}` : room && file + room;
+        line.classList.toggle("rs-error", isShort);
+        this.exporting.form.querySelector("button").disabled = isShort;
+    }
+
+    // The free space of the folder that was typed; a name that is no folder is told at the export.
+    async readRoom() {
+        const { run, exporting } = this;
+        const folder = exporting.form.elements.folder.value;
+        const asked = new URLSearchParams({ folder });
+        const free = await send(`/api/runs/${encodeURIComponent(run)}/room?${asked}`).then(
+            (room) => room.free,
+            () => null,
+        );
+        if (run !== this.run || folder !== exporting.form.elements.folder.value) return;
+        this.free = free;
+        this.showSize();
     }
 
     offerPrecisions() {
         const { form, dtype } = this.exporting.form.elements;
         const offered = Object.entries(PRECISIONS[form.value] ?? PRECISIONS.folder);
         dtype.replaceChildren(...offered.map(([value, text]) => el("option", { value }, text)));
+        this.showSize();
     }
 
     clear() {
         this.run = null;
         this.version = null;
+        this.sizes = {};
+        this.ggufNames = {};
+        this.free = null;
         this.exporting.clear();
         this.offerPrecisions();
         this.pushing.clear();
@@ -93,6 +128,9 @@ export class ExportView {
         field(this.root, "export-weights").textContent = caption;
         field(this.root, "export-template").textContent = template;
         this.exporting.form.hidden = !can_export;
+        this.sizes = details.sizes;
+        this.ggufNames = details.gguf_names;
+        this.readRoom();
         const adapters = this.exporting.form.querySelector('option[value="adapter"]');
         adapters.hidden = adapters.disabled = !has_adapters;
         this.exporting.form.querySelector('option[value="gguf"]').disabled = Boolean(no_gguf);
@@ -109,7 +147,7 @@ export class ExportView {
         field(this.root, "exported-about").textContent = exports.length ? "" : UNEXPORTED;
         field(this.root, "export-fault").textContent = fault;
         const list = this.root.querySelector('[data-part="exports"]');
-        list.replaceChildren(...exports.map(exportNode));
+        list.replaceChildren(...exports.map((each) => exportNode(this.run, each)));
         this.exporting.form.querySelector("button").classList.toggle("rs-primary", !exports.length);
     }
 
@@ -135,7 +173,7 @@ function aboutLogin(hasToken) {
     return [`${what} You are not logged in: run `, el("code", {}, "hf auth login"), "."];
 }
 
-function exportNode({ path, about }) {
+function exportNode(run, { path, about, files }) {
     const code = el("code", {}, path);
     const button = el(
         "button",
@@ -147,7 +185,22 @@ function exportNode({ path, about }) {
         },
         "Copy path",
     );
-    return el("li", {}, el("div", {}, code, el("small", {}, about)), button);
+    const parts = [code, el("small", {}, about)];
+    if (files.length) parts.push(downloads(run, path, files));
+    return el("li", {}, el("div", {}, ...parts), button);
+}
+
+function downloads(run, folder, files) {
+    const links = files.map(({ name, bytes }) => {
+        const asked = new URLSearchParams({ folder, name });
+        const href = `/api/runs/${encodeURIComponent(run)}/file?${asked}`;
+        const link = el("a", { href, download: name }, name);
+        return el("li", {}, link, el("small", {}, inBytes(bytes)));
+    });
+    const all = files.reduce((sum, { bytes }) => sum + bytes, 0);
+    const count = files.length > 1 ? `${files.length} files` : "1 file";
+    const title = `Download (${count}, ${inBytes(all)})`;
+    return el("details", {}, el("summary", {}, title), el("ul", {}, ...links));
 }
 
 function benchmarkRow({ task, metric, value, asked, weights, when }) {

@@ -10,6 +10,10 @@ GET  /api/runs/RUN/curves.csv
     The curves of a run as a CSV file, with one row for each step.
 GET  /api/runs/RUN/details
     Its name and note, its settings, and command lines for them and for its exported model.
+GET  /api/runs/RUN/room?folder=FOLDER
+    The bytes that may be written to a folder.
+GET  /api/runs/RUN/file?folder=FOLDER&name=NAME
+    A file of an exported folder of the run, as a download.
 POST /api/runs/RUN/control {command, seen}
     Stops, discards, pauses, resumes or saves; `seen` is the state that the page showed then.
 POST /api/runs/RUN/describe {name, note?, tags?}
@@ -35,6 +39,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from app.pages.run.exported_file import exported_file
 from app.pages.run.run_details import run_details
 from app.pages.run.run_watch import watch_of
 from app.server.requests import answering_errors, count_of, json_body, text_of, texts_of
@@ -42,6 +47,8 @@ from app.session.session import Session
 from app.shared.charts.axes import AXES
 from engine.config.changes import Change
 from engine.config.export_choice import ExportChoice
+from engine.files import disk_free
+from engine.paths import named_folder
 from engine.runs.record.run_folder import open_run
 from engine.runs.summaries.curves_csv import curves_csv
 
@@ -55,6 +62,8 @@ def run_routes(session: Session) -> list[Route]:
         "/api/runs/{run_id}/log": answers.log,
         "/api/runs/{run_id}/curves.csv": answers.curves,
         "/api/runs/{run_id}/details": answers.details,
+        "/api/runs/{run_id}/room": answers.room,
+        "/api/runs/{run_id}/file": answers.file,
     }
     acting = {
         "/api/runs/{run_id}/describe": answers.describe,
@@ -118,6 +127,16 @@ class _RunAnswers:
     async def details(self, request: Request) -> Response:
         folder = open_run(self._session.runs_dir, _run_id(request))
         return JSONResponse(await asyncio.to_thread(run_details, folder))
+
+    async def room(self, request: Request) -> Response:
+        open_run(self._session.runs_dir, _run_id(request))
+        folder = named_folder(request.query_params.get("folder", "").strip())
+        return JSONResponse({"free": await asyncio.to_thread(disk_free, folder)})
+
+    async def file(self, request: Request) -> Response:
+        run = open_run(self._session.runs_dir, _run_id(request))
+        folder, name = (request.query_params.get(key, "") for key in ("folder", "name"))
+        return await asyncio.to_thread(exported_file, run, folder, name)
 
     async def describe(self, request: Request) -> Response:
         body = await json_body(request)

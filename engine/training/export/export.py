@@ -51,7 +51,9 @@ from engine.runtime.host.host_states import HostStates
 from engine.training.checkpoints.checkpoint import CheckpointInfo
 from engine.training.export.export_adapter import save_adapter
 from engine.training.export.export_parts import parts_of, write_parts
+from engine.training.export.export_size import planned_export, refuse_full_disk
 from engine.training.export.gguf_file import GgufFile
+from engine.training.export.gguf_known import gguf_file_name
 from engine.training.export.model_card import CARD, Exported, model_card
 from engine.training.export.modelfile import MODELFILE, modelfile
 from engine.training.export.weight_files import WeightFiles
@@ -125,6 +127,10 @@ def export_run(
     # A pipe, a device and a link to itself are there too, and are none.
     if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
         raise RunError(f"{target} is not an empty folder; name a new one for the export.")
+    run = open_run(runs_dir, run_id)
+    planned = planned_export(run, target, choice)
+    if planned is not None:
+        planned.refuse_full_disk(target)
     reading = labeled(progress, "Reading the checkpoint")
     checkpoint, weights = choice.checkpoint, choice.weights
     with open_checkpoint(runs_dir, run_id, checkpoint, reading, weights) as opened:
@@ -132,8 +138,8 @@ def export_run(
         is_gguf = choice.form == GGUF
         adapters = None if is_gguf else adapters_alone(config, choice.form)
         snapshot = RunSnapshot()
-        catch_up(snapshot, Follower(open_run(runs_dir, run_id).events_path))
-        step, known = opened.checkpoint.step, read_benchmarks(open_run(runs_dir, run_id).path)
+        catch_up(snapshot, Follower(run.events_path))
+        step, known = opened.checkpoint.step, read_benchmarks(run.path)
         measured = [one for one in latest(known.results) if one.step == step]
         whole_class = opened.model.whole_class
         ends = ends_of_run(snapshot.data, config.data, opened.tokenizer)
@@ -240,7 +246,7 @@ def write_gguf(
     Adapters are merged. Otherwise it is as for `write_model`.
     """
     file = GgufFile(trained.model, trained.tokenizer, trained.ends, kind)
-    file_name = file.name(name)
+    file_name = gguf_file_name(name, kind)
 
     def fill(partial: Path, written: Callable[[float], None]) -> None:
         parts = parts_of(trained.model, trained.host_states, _empty_copy(trained))
@@ -262,11 +268,7 @@ def _write_folder(
     """Lets `fill` write `needed` bytes into a temporary folder next to `folder`, and renames it
     into place.
     """
-    if disk_free(folder) < needed:
-        raise RunError(
-            f"The export needs {needed:,} bytes at {folder} and {disk_free(folder):,} are free; "
-            "free some disk space or choose another folder."
-        )
+    refuse_full_disk(folder, needed, disk_free(folder))
     partial = folder.with_name(f".{folder.name}.partial")
     made = [parent for parent in folder.parents if not parent.exists()]
 

@@ -125,12 +125,9 @@ class Family:
         return {_FREQUENCIES: _llama3_factors(rope, self.head_dim)}
 
 
-def stays_in_fp32(name: str, dimensions: int) -> bool:
-    """Returns whether a tensor of a file is kept in fp32 in files of any type. Vectors and routers
-    are a hundredth of a percent of a model; llama.cpp computes with vectors in fp32, and a rounded
-    router chooses other experts.
-    """
-    return dimensions < 2 or _ROUTER in name
+def is_router(name: str) -> bool:
+    """Returns whether a tensor of a file chooses experts. Rounded, it would choose others."""
+    return _ROUTER in name
 
 
 def family_of(config: Any) -> Family:

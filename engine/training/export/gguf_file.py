@@ -6,10 +6,9 @@ to Q8_0: blocks of 32 values share a factor in fp16, and each is a whole number 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,19 +17,10 @@ from torch import Tensor
 from engine.config.export_choice import GgufType
 from engine.errors import RunError
 from engine.model.build.units import StreamedModel
-from engine.training.export.gguf_family import Family, family_of, stays_in_fp32
+from engine.training.export.export_size import gguf_bytes
+from engine.training.export.gguf_family import Family, family_of, is_router
+from engine.training.export.gguf_known import GGUF_LABELS, stored_type
 from engine.training.export.gguf_tokenizer import Vocabulary, vocabulary
-from engine.training.export.modelfile import GGUF_SUFFIX
-
-_LABELS: dict[GgufType, str] = {
-    "q8_0": "Q8_0",
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "float32": "F32",
-}
-_BITS: dict[GgufType, float] = {"q8_0": 8.5, "bfloat16": 16, "float16": 16, "float32": 32}
-_BLOCK = 32
-"""Values that share a factor in Q8_0."""
 
 
 class GgufFile:
@@ -49,17 +39,10 @@ class GgufFile:
         self._family: Family = family_of(model.config)
         self._vocabulary: Vocabulary = vocabulary(tokenizer, model.config.vocab_size, ends)
 
-    def name(self, run: str) -> str:
-        """Returns the name of the file of a run that is called `run`."""
-        letters = re.sub(r"[^\w.-]", "-", run).strip("-.")
-        return f"{letters or 'model'}-{_LABELS[self._kind]}{GGUF_SUFFIX}"
-
     @property
     def bytes(self) -> int:
-        """Returns the bytes that the weights take in the file, a little more than they do."""
-        specs = [spec for layout in self._model.layouts for spec in layout.parameters]
-        values = sum(spec.numel for spec in specs if not spec.adapter)
-        return round(values * _BITS[self._kind] / 8)
+        """Returns the bytes that the weights take in the file."""
+        return gguf_bytes((shape for _, shape in self._shapes()), self._kind)
 
     def write(
         self,
@@ -110,9 +93,9 @@ class GgufFile:
             writer.add_tensor_info(name, array.shape, array.dtype, array.nbytes, raw_dtype=kind)
 
     def _kind_of(self, name: str, values: Tensor) -> GgufType:
-        if stays_in_fp32(name, values.ndim):
+        if is_router(name):
             return "float32"
-        return "float16" if self._kind == "q8_0" and values.shape[-1] % _BLOCK else self._kind
+        return cast(GgufType, stored_type(tuple(values.shape), self._kind))
 
     def _stored(self, name: str, values: Tensor) -> np.ndarray:
         """Returns the values of a tensor as the file has them, empty for one on the meta device."""
@@ -154,11 +137,11 @@ def _empty(shape: tuple[int, ...], kind: GgufType) -> np.ndarray:
 def _raw_type(kind: GgufType) -> Any:
     import gguf
 
-    return gguf.GGMLQuantizationType[_LABELS[kind]]
+    return gguf.GGMLQuantizationType[GGUF_LABELS[kind]]
 
 
 def _file_type(kind: GgufType) -> Any:
     import gguf
 
-    name = "ALL_F32" if kind == "float32" else f"MOSTLY_{_LABELS[kind]}"
+    name = "ALL_F32" if kind == "float32" else f"MOSTLY_{GGUF_LABELS[kind]}"
     return gguf.LlamaFileType[name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +23,12 @@ PIECES = "llama"
 characters.
 """
 SPACE = "▁"
+GGUF_SUFFIX = ".gguf"
+GGUF_LABELS = {"q8_0": "Q8_0", "bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+"""llama.cpp's names for types of weights."""
+BLOCK = 32
+"""Values that share a factor in Q8_0."""
+_ITEM_BYTES = {"q8_0": 1 + 2 / BLOCK, "bfloat16": 2, "float16": 2, "float32": 4}
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -47,6 +55,26 @@ class TokenizerKind:
     """Whether a space is put before a text: never, at its start alone, or behind each special token
     as well.
     """
+
+
+def gguf_file_name(run: str, kind: str) -> str:
+    """Returns the name of the file of a run that is called `run`, with weights of a type."""
+    letters = re.sub(r"[^\w.-]", "-", run).strip("-.")
+    return f"{letters or 'model'}-{GGUF_LABELS[kind]}{GGUF_SUFFIX}"
+
+
+def stored_type(shape: Sequence[int], kind: str) -> str:
+    """Returns the type in which a tensor of a file of type `kind` is kept. Vectors are a hundredth
+    of a percent of a model, and llama.cpp computes with them in fp32.
+    """
+    if len(shape) < 2:
+        return "float32"
+    return "float16" if kind == "q8_0" and shape[-1] % BLOCK else kind
+
+
+def gguf_item_bytes(shape: Sequence[int], kind: str) -> float:
+    """Returns the bytes of a value of such a tensor."""
+    return _ITEM_BYTES[stored_type(shape, kind)]
 
 
 def kind_of_tokenizer(content: dict[str, Any]) -> TokenizerKind | None:

@@ -12,7 +12,6 @@ from engine.errors import RamstreamError
 from engine.training.export.ollama_template import NoShape, shape_of
 
 MODELFILE = "Modelfile"
-GGUF_SUFFIX = ".gguf"
 _STOP = "PARAMETER stop "
 
 

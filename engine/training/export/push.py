@@ -15,7 +15,7 @@ from engine import safe_files
 from engine.errors import RunError, first_line
 from engine.model.lora.peft_folder import CONFIG as ADAPTER_CONFIG
 from engine.progress import Progress, no_progress
-from engine.training.export.modelfile import GGUF_SUFFIX
+from engine.training.export.gguf_known import GGUF_SUFFIX
 
 NO_LOGIN = (
     "There is no login of the Hugging Face hub on this machine: run `hf auth login` in a terminal "

@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import io
 import shlex
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -390,7 +391,8 @@ def test_an_export_to_another_folder_is_known_and_used(session):
         target = Path(home()["folder"])
         target.mkdir(parents=True)
         note_export(runs, NotedExport(folder.id, str(target), 7, "bfloat16", False, float(number)))
-        assert home()["exports"][0] == {"path": str(target), "about": "Step 7, model, bfloat16"}
+        first = {"path": str(target), "about": "Step 7, model, bfloat16", "files": []}
+        assert home()["exports"][0] == first
         assert home()["pushed"] == str(target)
         assert f"vllm serve {target}" in [row["text"] for row in home()["uses"]]
     assert [Path(each["path"]).name for each in home()["exports"]] == [
@@ -398,7 +400,23 @@ def test_an_export_to_another_folder_is_known_and_used(session):
         folder.id,
         "export",
     ]
-    target.rmdir()  # one that is gone, one of another run and damage are left out
+    content = bytes(range(256)) * 5000
+    (target / "model é.gguf").write_bytes(content)
+    (target / "link").symlink_to(EXPORTS_FILE)
+    assert home()["exports"][0]["files"] == [{"name": "model é.gguf", "bytes": len(content)}]
+
+    def download(place, name):
+        asked = urlencode({"folder": str(place), "name": name})
+        return get(session, f"/api/runs/{folder.id}/file?{asked}")
+
+    answer = download(target, "model é.gguf")
+    assert answer.content == content and answer.headers["content-length"] == str(len(content))
+    assert answer.headers["content-disposition"].startswith("attachment")
+    # Nothing else is given away: no other file, no link, and no folder that was not exported to.
+    for place, name in ((target, "link"), (target, "../x"), (target, ""), (runs, EXPORTS_FILE)):
+        assert download(place, name).status_code == 404, name
+    assert get(session, f"/api/runs/{folder.id}/room?folder={target}").json()["free"] > 0
+    shutil.rmtree(target)  # one that is gone, one of another run and damage are left out
     note_export(runs, NotedExport("another", str(runs), 7, "float32", True, 3.0))
     with (runs / EXPORTS_FILE).open("ab") as file:
         file.write(b"\xff{}\n")

@@ -14,8 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.config.export_choice import ExportChoice
 from engine.errors import ConfigError, RunError
+from engine.runs.record.run_folder import open_run
 from engine.runs.summaries.exports import noted_exports
 from engine.training.export.export import export_run
+from engine.training.export.export_size import planned_export
 from engine.training.export.gguf_family import family_of
 from engine.training.export.gguf_tokenizer import vocabulary
 from engine.training.export.push import push
@@ -123,8 +125,12 @@ def test_its_model_is_the_exported_one(tmp_path, name):
     expected = logits_of(plain_model(tmp_path / "folder"))
     for dtype in ROUNDING if name == "llama3" else ("float32", "q8_0"):
         target = tmp_path / dtype
-        export_run(runs, run, target, ExportChoice(form="gguf", dtype=dtype))
+        choice = ExportChoice(form="gguf", dtype=dtype)
+        export_run(runs, run, target, choice)
         (file,) = target.glob("*.gguf")
+        planned = planned_export(open_run(runs, run), target, choice)
+        assert planned.file == file.name and planned.bytes < file.stat().st_size
+        assert planned.bytes > 0.9 * sum(each.n_bytes for each in gguf.GGUFReader(file).tensors)
         error = (logits_of(read_model(file)) - expected).abs().max() / expected.abs().max()
         assert error < ROUNDING[dtype], (dtype, float(error))
         assert f"FROM ./{file.name}" in (target / "Modelfile").read_text()
@@ -149,14 +155,25 @@ def test_its_tokenizer_is_the_trained_one(tmp_path):
     assert {kinds[number] for number in tokenizer.all_special_ids} == {3}
 
 
-def test_a_family_that_is_unknown_is_refused_by_name_and_leaves_nothing(tmp_path):
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
     make_model(tmp_path / "model", "gpt2")
     config = make_config(tmp_path, **{"train.steps": 1, "train.warmup_steps": 0})
     run = start_run(config, tmp_path / "runs")
     assert run.execute().state == "finished"
+    (tmp_path / "full").mkdir()
+    planned = planned_export(open_run(tmp_path / "runs", run.id), tmp_path, ExportChoice())
+    weights = sum(file.stat().st_size for file in (tmp_path / "model").glob("*.safetensors"))
+    assert 0.8 * weights < planned.bytes < weights
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(RunError, match="KiB at .*, and 9 bytes are free"),
+    ):
+        patch.setattr("engine.training.export.export_size.disk_free", lambda _: 9)
+        patch.setattr("engine.training.export.export.open_checkpoint", None)  # nothing is read
+        export_run(tmp_path / "runs", run.id, tmp_path / "full", ExportChoice())
     with pytest.raises(RunError, match="of the family gpt2.*convert_hf_to_gguf"):
         export_run(tmp_path / "runs", run.id, tmp_path / "out", ExportChoice(form="gguf"))
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists() and not any((tmp_path / "full").iterdir())
 
 
 @pytest.mark.parametrize(
