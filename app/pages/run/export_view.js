@@ -67,7 +67,11 @@ export class ExportView {
             (room) => room.free,
             () => null,
         );
-        if (run !== this.run || folder !== exporting.form.elements.folder.value) return;
+        if (run !== this.run) return;
+        if (folder !== exporting.form.elements.folder.value) {
+            this.readRoom(); // it was typed over meanwhile
+            return;
+        }
         this.free = free;
         this.showSize();
     }
