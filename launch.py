@@ -4,6 +4,7 @@
     ramstream train PRESET.yaml   train without a browser
     ramstream check PRESET.yaml   whether it fits this machine; without a preset: what fits
     ramstream export RUN_ID DIR   the trained model as a Hugging Face folder
+    ramstream serve RUN           the trained model for any OpenAI client
     ramstream push FOLDER REPO    an exported model to the Hugging Face hub
     ramstream runs                all runs and their states
     ramstream link                a link that lets another browser into the app, once
@@ -99,7 +100,7 @@ def _refuse_little_memory(run: Callable[[argparse.Namespace], int]) -> None:
         refuse_little_memory(Work.RUN)
     elif run in (_check, _export, _eval):
         refuse_little_memory(Work.COMMAND)
-    elif run is _app:
+    elif run in (_app, _serve):
         refuse_little_memory(Work.APP)
 
 
@@ -107,6 +108,22 @@ def _refuse_little_memory(run: Callable[[argparse.Namespace], int]) -> None:
 
 
 def _app(arguments: argparse.Namespace) -> int:
+    _serve_app(arguments, not arguments.no_browser)
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from engine.paths import named_folder
+    from engine.runs.summaries.names import run_named
+
+    run_id = run_named(named_folder(os.fspath(arguments.runs_dir)), arguments.run_name)
+    _serve_app(arguments, False, run_id)
+    return 0
+
+
+def _serve_app(
+    arguments: argparse.Namespace, opens_browser: bool, served_run: str | None = None
+) -> None:
     from app.gradio_stubs import leave_out_stubs
 
     leave_out_stubs()  # before anything imports Gradio
@@ -130,10 +147,10 @@ def _app(arguments: argparse.Namespace) -> int:
         Address(plain_host(arguments.host), arguments.port, tls, tuple(arguments.proxy)),
         login=login,
         runs_dir=arguments.runs_dir,
-        open_browser=not arguments.no_browser,
+        open_browser=opens_browser,
         data_options=DataOptions(UploadLimits(**limits), tuple(arguments.data_folder)),
+        served_run=served_run,
     )
-    return 0
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -324,6 +341,7 @@ def _parser() -> argparse.ArgumentParser:
     _train_arguments(commands)
     _check_arguments(commands)
     _export_arguments(commands)
+    _serve_arguments(commands)
     _push_arguments(commands)
     _runs_arguments(commands)
     _link_arguments(commands)
@@ -402,6 +420,16 @@ def _export_arguments(commands: _Commands) -> None:
     export.set_defaults(run=_export)
 
 
+def _serve_arguments(commands: _Commands) -> None:
+    serve = commands.add_parser(
+        "serve", help="answer OpenAI clients with a run's model, beside the app"
+    )
+    serve.add_argument("run_name", metavar="RUN", help="id or name of a run")
+    command_arguments.address_arguments(serve, is_command=True)
+    command_arguments.runs_dir_argument(serve)
+    serve.set_defaults(run=_serve)
+
+
 def _push_arguments(commands: _Commands) -> None:
     push = commands.add_parser("push", help="upload an exported model to the Hugging Face hub")
     push.add_argument("folder", type=argument_types.path)
@@ -463,30 +491,7 @@ def _bench_arguments(commands: _Commands) -> None:
 
 
 def _app_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (a public one needs --login)"
-    )
-    parser.add_argument("--port", type=argument_types.port, default=7860)
-    parser.add_argument("--login", action="store_true", help="ask for a user name and password")
-    parser.add_argument(
-        "--no-login",
-        action="store_true",
-        help="let in whoever reaches the port, all other accounts of this machine included",
-    )
-    parser.add_argument(
-        "--tls-cert",
-        type=argument_types.path,
-        metavar="FILE",
-        help="PEM certificate, to serve by https",
-    )
-    parser.add_argument("--tls-key", type=argument_types.path, metavar="FILE", help="its PEM key")
-    parser.add_argument(
-        "--proxy",
-        action="append",
-        default=[],
-        metavar="ADDRESS",
-        help="address or network of a reverse proxy, which tells where requests come from",
-    )
+    command_arguments.address_arguments(parser, is_command=False)
     parser.add_argument(
         "--runs-dir",
         type=argument_types.path,

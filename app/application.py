@@ -31,6 +31,8 @@ from app.pages.run.timeline_routes import timeline_routes
 from app.pages.runs.compare_routes import compare_routes
 from app.pages.runs.list_routes import list_routes
 from app.pages.runs.queue_routes import queue_routes
+from app.pages.serve.openai_routes import openai_routes
+from app.pages.serve.serve_routes import serve_routes
 from app.server.compressed import Compressed
 from app.server.first_script import FirstScript
 from app.server.gradio_calls import CheckedCalls
@@ -52,6 +54,7 @@ from app.server.plotly_js import plotly_address
 from app.server.quicker_gradio import quicker_routes
 from app.server.session_routes import session_routes
 from app.session.data_in import DataIn
+from app.session.serving import Serving
 from app.session.session import Session
 
 
@@ -61,10 +64,12 @@ def build_app(
     page: gr.Blocks,
     policy: GuardPolicy,
     data: DataIn | None = None,
+    serving: Serving | None = None,
     **mount: Any,
 ) -> FastAPI:
     """Returns the whole ASGI application. `mount` goes to Gradio: its theme and style sheet."""
     data = data or DataIn.of_runs(session.runs_dir)
+    serving = serving or Serving(session)
     opening = Middleware(
         Opening,
         session=session,
@@ -76,7 +81,7 @@ def build_app(
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        routes=_routes(session, checker, policy, data),
+        routes=_routes(session, checker, policy, data, serving),
         middleware=[
             Middleware(Guard, policy=policy),
             Middleware(OnlyNeeded),
@@ -110,7 +115,7 @@ def build_app(
 
 
 def _routes(
-    session: Session, checker: Checker, policy: GuardPolicy, data: DataIn
+    session: Session, checker: Checker, policy: GuardPolicy, data: DataIn, serving: Serving
 ) -> list[BaseRoute]:
     """Returns our own routes. The first one that matches a request answers it."""
     routes: list[BaseRoute] = [
@@ -121,7 +126,9 @@ def _routes(
         *job_routes(session.jobs),
         *form_routes(checker),
         *hardware_routes(Hardware(session)),
-        *chat_routes(Chat(session)),
+        *chat_routes(Chat(session, serving=serving)),
+        *serve_routes(serving, policy.api_key),
+        *openai_routes(serving),
         *draft_routes(session, checker),
         *compare_routes(session),
         *queue_routes(session),

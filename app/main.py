@@ -10,7 +10,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
 import uvicorn
@@ -20,15 +20,18 @@ from app.form.presets import FIRST_PRESET, read_presets
 from app.pages.frame.opening import read_ahead
 from app.pages.frame.page import build_page
 from app.pages.new.checker import Checker
+from app.pages.serve.serve_run import serve_run
 from app.server.address import Address, refuse_unusable
 from app.server.announcement import announce
+from app.server.api_key import KEY_FILE, ApiKey
 from app.server.clients import Proxies
-from app.server.connections import Connection, server_config
+from app.server.connections import SHUTDOWN_SECONDS, Connection, server_config
 from app.server.guard import GuardPolicy
 from app.server.links import publish, withdraw
 from app.server.login import resolve_login, tls_options
 from app.session.containers import ends_with_this_process, stop_detached, wait_for_end
 from app.session.data_in import DataIn, DataOptions
+from app.session.serving import Serving
 from app.session.session import Session
 from app.shared.theme import css_variables, make_theme
 from engine.errors import RamstreamError
@@ -50,9 +53,11 @@ def serve(
     runs_dir: str | os.PathLike[str] = "runs",
     open_browser: bool = True,
     data_options: DataOptions | None = None,
+    served_run: str | None = None,
 ) -> None:
     """Serves the app until a signal ends it (`engine.tools.cli.end_signals`). A run that is active
-    then is stopped and saved; a second Ctrl-C ends the program at once.
+    then is stopped and saved; a second Ctrl-C ends the program at once. The model of `served_run`
+    answers programs from the start.
 
     `login` is as for `resolve_login`. Raises RamstreamError if other machines can reach the
     address, directly or by way of a proxy, and there is no password, if the address cannot be used,
@@ -66,10 +71,12 @@ def serve(
     resolved = resolve_login(
         login, address.host, runs / LOGIN_KEY_FILE, address.port, bool(proxies)
     )
-    policy = GuardPolicy.for_bind(address.host, resolved, proxies)
+    api_key = ApiKey(runs / KEY_FILE)
+    policy = GuardPolicy.for_bind(address.host, resolved, proxies, api_key)
     data = DataIn.of_runs(runs, data_options)
     data.uploads.remove_leftovers()
     session = Session(runs)
+    serving = Serving(session)
     with EndSignals(lambda _, is_urgent: session.stop(is_urgent)) as signals:
         checker = Checker(session)
         app = build_app(
@@ -78,6 +85,7 @@ def serve(
             build_page(session, checker, has_folders=bool(data.folders.roots)),
             policy,
             data,
+            serving,
             theme=make_theme(),
             css=css_variables(),
         )
@@ -86,6 +94,8 @@ def serve(
             if policy.login is not None:
                 publish(policy.login.links, runs, address.url, address.port)
             announce(policy.login, address.url, runs, open_browser)
+            if served_run is not None:
+                await server.ends_on_error(serve_run(serving, served_run, address.url, api_key))
             await read_ahead(session)  # while the browser starts
 
         config = server_config(app, address.host, address.port, **encryption)
@@ -93,12 +103,15 @@ def serve(
         # All objects that exist now stay until the end. The garbage collector skips them from here
         # on: scanning them would take a third of the time of reading a long record.
         gc.freeze()
+        server = _Server(config, started, serving, signals)
         try:
-            _run(_Server(config, started, signals), address)
+            _run(server, address)
         finally:
             if policy.login is not None:
                 withdraw(policy.login.links, runs, address.port)
         end(session)
+    if server.error is not None:
+        raise server.error
 
 
 def end(session: Session) -> None:
@@ -149,10 +162,14 @@ class _Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         on_started: Callable[[], Coroutine[Any, Any, None]],
+        serving: Serving,
         signals: EndSignals,
     ):
         super().__init__(config)
+        self.error: RamstreamError | None = None
+        """Why the server ended by itself."""
         self._on_started = on_started
+        self._serving = serving
         self._signals = signals
         # The event loop holds only weak references to its tasks, so this one is kept here.
         self._beside: asyncio.Task[None] | None = None
@@ -171,7 +188,18 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._signals.first is not None
 
+    async def ends_on_error(self, work: Awaitable[None]) -> None:
+        """Waits for `work`; the server ends if it raises RamstreamError."""
+        try:
+            await work
+        except RamstreamError as error:
+            self.error = error
+            self.should_exit = True
+
     async def shutdown(self, sockets: Any = None) -> None:
+        # Programs that wait for an answer are told first; the server would wait for them.
+        ending = asyncio.ensure_future(asyncio.to_thread(self._serving.stop))
+        await asyncio.wait({ending}, timeout=SHUTDOWN_SECONDS)
         for connection in list(self.server_state.connections):
             if isinstance(connection, Connection):
                 connection.end_stream()

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.server.api_key import API_PREFIX
 from app.server.login import LOGIN_PATH
 
 _READ = re.compile(
@@ -21,7 +22,7 @@ _READ = re.compile(
     re.ASCII,
 )
 _SENT = re.compile(r"/gradio_api/(queue/join|run/predict)")
-_OWN = ("/api/", "/ramstream/")
+_OWN = ("/api/", "/ramstream/", API_PREFIX)
 LONGEST_PATH = 200
 GRADIO_PARAMETERS = ("page", "deep_link")
 """Words of an address that Gradio reads. This app has no page of that kind, for which Gradio would

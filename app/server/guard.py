@@ -11,6 +11,7 @@ the guard answers with the status in brackets:
 - It comes from a program of the account that runs the server, or it carries our cookie; where a
   password is set, it carries our cookie (401, or the login page for a page). An answer that
   continues for long ends with the login of that cookie.
+- If it is for OpenAI's API, it carries our key in place of all these (401).
 - Its body is small (413) and arrives in time (408). Only an upload has other limits, which its
   route checks while the bytes arrive.
 
@@ -30,6 +31,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.server.api_key import ApiKey, api_error, is_api
 from app.server.clients import Proxies, client_of
 from app.server.links import token_in
 from app.server.login import LINK_USED, LOGIN_PATH, SESSION_KEY, Login
@@ -85,6 +87,8 @@ class GuardPolicy:
     """
 
     login: Login | None = None
+    api_key: ApiKey | None = None
+    """Key for OpenAI's API; without one, nobody may use it."""
     proxies: Proxies = NO_PROXY
     """Proxies that the user has named; any Host passes that one of them lets through."""
 
@@ -92,7 +96,13 @@ class GuardPolicy:
     body_timeout_seconds: float = BODY_TIMEOUT_SECONDS
 
     @classmethod
-    def for_bind(cls, host: str, login: Login | None, proxies: Proxies = NO_PROXY) -> GuardPolicy:
+    def for_bind(
+        cls,
+        host: str,
+        login: Login | None,
+        proxies: Proxies = NO_PROXY,
+        api_key: ApiKey | None = None,
+    ) -> GuardPolicy:
         """Returns the policy of a server bound to `host`, which `proxies` may stand before."""
         names = set(LOOPBACK_HOSTS)
         if host in WILDCARD_HOSTS:
@@ -103,6 +113,7 @@ class GuardPolicy:
             frozenset(names),
             any_address=host in WILDCARD_HOSTS,
             login=login,
+            api_key=api_key,
             proxies=proxies,
         )
 
@@ -125,7 +136,9 @@ class Guard:
         headers = _Headers(scope)
         refusal = self._refusal_before_login(scope, headers)
         session = None
-        if refusal is None and self.policy.login is not None:
+        if refusal is None and is_api(scope):
+            refusal = self._refusal_without_key(scope)
+        elif refusal is None and self.policy.login is not None:
             session = self.policy.login.session_of(scope)
             refusal = self._refusal_of_stranger(self.policy.login, session, scope, headers)
         if refusal is None and not _reads(scope) and not _is_upload(scope):
@@ -135,7 +148,7 @@ class Guard:
             else:
                 receive = replayed(body, receive)
         if refusal is not None:
-            await refusal.send(send)
+            await refusal.send(send, is_api(scope))
             return
         await self._pass_on(session, _known(scope, session), receive, send)
 
@@ -248,6 +261,16 @@ class Guard:
             return _Refusal(303, "Log in first.", f"{LOGIN_PATH}?next={quote(wanted)}")
         return _Refusal(401, login.refusal(scope))
 
+    def _refusal_without_key(self, scope: Scope) -> _Refusal | None:
+        """Refuses programs without the key, whatever else they have."""
+        key = self.policy.api_key
+        if key is not None and key.is_in(scope):
+            return None
+        return _Refusal(
+            401,
+            "The API key is missing or wrong; the Export page of the run that is served has it.",
+        )
+
     def _largest_body(self, scope: Scope) -> int:
         largest = self.policy.max_body_bytes
         return min(largest, LARGEST_FORM) if self._is_login_post(scope) else largest
@@ -290,9 +313,10 @@ class _Refusal:
     location: str | None = None
     cookie: str = ""
 
-    async def send(self, send: Send) -> None:
-        """Sends this answer."""
-        body = json.dumps({"error": self.sentence}).encode()
+    async def send(self, send: Send, is_api: bool = False) -> None:
+        """Sends this answer, to a program in the form of OpenAI's API."""
+        error = api_error(self.status, self.sentence) if is_api else {"error": self.sentence}
+        body = json.dumps(error).encode()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),

@@ -21,6 +21,7 @@ from engine.model.build.find_shape import adapted_shape
 from engine.model.build.shape_of_run import shape_of_run
 from engine.planning.fit.report import FitReport, estimate
 from engine.tools.chat.conversation import Message, Sampling, Source
+from engine.tools.serve.answer_request import AnswerRequest
 from engine.training.export.push import push
 from engine.training.loop.run import resume_run, start_run
 from engine.training.weights.usable_start import downloads_weights, refuse_out_of_reach
@@ -96,9 +97,14 @@ class EngineCalls:
 class ChatEngine(Protocol):
     """Members of `engine.tools.chat.chat_engines.ChatEngine` that Chat uses."""
 
-    label: str
-    prompt_builder: Any
-    held_bytes: int
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def prompt_builder(self) -> Any: ...
+
+    @property
+    def held_bytes(self) -> int: ...
 
     def answer(self, messages: list[Message], sampling: Sampling) -> Generator[int, None, None]: ...
 
@@ -129,6 +135,43 @@ def _load(source: Source, progress: Callable[..., None]) -> ChatEngine:
     return load(source, progress)
 
 
+class ServedModel(Protocol):
+    """Members of `engine.tools.serve.served_model.ServedModel` that the app uses."""
+
+    label: str
+    held_bytes: int
+
+    @property
+    def prompt_builder(self) -> Any: ...
+
+    @property
+    def asked(self) -> int: ...
+
+    def prompts(self, request: AnswerRequest) -> list[list[int]]: ...
+
+    def reply(self, request: AnswerRequest, prompts: list[list[int]]) -> Any: ...
+
+    def ask(
+        self,
+        request: AnswerRequest,
+        prompts: list[list[int]],
+        take: Callable[[int, Any], None],
+        post: Callable[[Callable[[], None]], Any],
+    ) -> list[Any]: ...
+
+    def cancel(self, asked: Any) -> None: ...
+
+    def answer(self, messages: list[Message], sampling: Sampling) -> Generator[int, None, None]: ...
+
+    def close(self) -> None: ...
+
+
+def _serve(chat_engine: Any) -> ServedModel:
+    from engine.tools.serve.served_model import ServedModel
+
+    return ServedModel(chat_engine)
+
+
 def _borrow(paused: Any, config: TrainConfig, label: str) -> ChatEngine:
     from engine.tools.chat.chat_engines import borrow
 
@@ -137,7 +180,7 @@ def _borrow(paused: Any, config: TrainConfig, label: str) -> ChatEngine:
 
 @dataclass(frozen=True)
 class ChatCalls:
-    """Functions of the engine that Chat calls; tests pass their own."""
+    """Functions of the engine that Chat and serving call; tests pass their own."""
 
     prompt_builder_of: Callable[[TrainConfig], Any] = _prompt_builder_of
     """Returns the prompt format of weights without loading them."""
@@ -151,3 +194,5 @@ class ChatCalls:
     """Lends the weights of a run that is paused in this process; the run's own thread computes each
     token.
     """
+    serve: Callable[[ChatEngine], ServedModel] = _serve
+    """Returns weights in memory with a thread that answers many at once from them."""

@@ -32,10 +32,23 @@ class FakeChatEngine:
         self.engine.loaded.remove(self.source.kind)
 
 
+class FakeServedModel:
+    """Weights that are served, of which only their memory is followed."""
+
+    def __init__(self, chat_engine):
+        self.label, self.held_bytes = chat_engine.label, chat_engine.held_bytes
+        self.chat_engine, self.asked, self.is_closed = chat_engine, 0, False
+
+    def close(self):
+        self.is_closed = True
+        self.chat_engine.close()
+
+
 class FakeChatCalls:
     """Replaces what the chat calls in the engine (`ChatCalls`); at most `most` weights fit."""
 
     folder_of = staticmethod(folder_of)
+    serve = FakeServedModel
 
     def __init__(self):
         self.loaded, self.loads, self.heard, self.gate, self.most = [], [], [], None, 9

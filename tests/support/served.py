@@ -9,6 +9,7 @@ from typing import Any
 from app.application import build_app
 from app.pages.frame.page import build_page
 from app.pages.new.checker import Checker
+from app.server.api_key import KEY_FILE, ApiKey
 from app.server.cookies import login_cookie
 from app.server.guard import GuardPolicy
 from app.server.login import Login
@@ -35,7 +36,7 @@ def served(runs: Path, login: Login | None = None, **limits: Any) -> Served:
     session = Session(runs)
     checker = Checker(session)
     hosts = GuardPolicy.for_bind("127.0.0.1", login).hosts
-    policy = GuardPolicy(hosts, login=login, **limits)
+    policy = GuardPolicy(hosts, login=login, api_key=ApiKey(runs / KEY_FILE), **limits)
     return Served(
         build_app(
             session,

@@ -6,6 +6,7 @@ A message is handled like this:
 - The job releases the weights that this message does not need, and loads those that are missing:
   both sides together if they fit, or else one side after the other.
 - Both sides draw one token each in turn, and each token is added to the state that pages read.
+- Weights that are served to other programs answer here, too, and are not loaded again.
 - The weights stay in memory until they were idle for `IDLE_SECONDS`, or a run begins.
 """
 
@@ -20,10 +21,11 @@ from typing import Any
 
 from app.labels import in_bytes
 from app.pages.chat.loaded_weights import LoadedWeights
-from app.pages.chat.offered_weights import OfferedWeights
-from app.pages.chat.turns import CURRENT, Answer, Choice, Turn, history
-from app.session.engine_calls import ChatCalls
+from app.pages.chat.turns import Answer, Turn, history
+from app.session.engine_calls import ChatCalls, ChatEngine
 from app.session.jobs import Cancelled, Job
+from app.session.offered_weights import CURRENT, Choice, OfferedWeights
+from app.session.serving import Serving
 from app.session.session import Session
 from engine.errors import DataError, RamstreamError, RunError
 from engine.tools.chat.conversation import Message, Sampling, Source, take_turns
@@ -41,8 +43,13 @@ class Chat:
     for minutes. A thread that reads or changes the state that pages see holds `_state` briefly.
     """
 
-    def __init__(self, session: Session, engine: ChatCalls | None = None):
+    def __init__(
+        self, session: Session, engine: ChatCalls | None = None, serving: Serving | None = None
+    ):
         self._session = session
+        self._lend = serving.lend if serving is not None else _lends_nothing
+        if serving is not None:
+            serving.call_before_changes(self.release)
         self._engine = engine or ChatCalls()
         self._state = threading.RLock()
         self._weights = threading.RLock()
@@ -212,7 +219,11 @@ class Chat:
         paused = self._offered.paused_run()
         sides = question.sides
         self._loaded.give_back_others(sides)
-        to_load = {side: sides[side] for side in sides if not question.is_borrowed(side)}
+        to_load = {
+            side: source
+            for side, source in sides.items()
+            if not question.is_borrowed(side) and self._lend(source) is None
+        }
         fits = self._loaded.make_room(to_load)
         if fits or len(sides) == 1:
             self._load(job, question, list(sides), paused)
@@ -231,7 +242,10 @@ class Chat:
         for side in sides:
             if self._loaded.has(side):
                 continue
-            if question.is_borrowed(side):
+            lent = self._lend(question.sides[side])
+            if lent is not None:
+                self._loaded.keep(side, question.sides[side], lent)
+            elif question.is_borrowed(side):
                 self._borrow(question, side, paused)
             else:
                 self._load_side(job, side, question.sides[side])
@@ -342,6 +356,10 @@ class Chat:
                 self._idle = threading.Timer(seconds, self._release, args=(0,))
                 self._idle.daemon = True
                 self._idle.start()
+
+
+def _lends_nothing(_: Source) -> ChatEngine | None:
+    return None
 
 
 @dataclass(frozen=True)

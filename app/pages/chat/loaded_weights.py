@@ -67,11 +67,11 @@ class LoadedWeights:
         Raises RamstreamError if they cannot be loaded. An exception from `progress` is re-raised
         unchanged.
         """
-        self._keep(side, source, self._engine.load(source, progress))
+        self.keep(side, source, self._engine.load(source, progress))
 
     def borrow(self, side: str, source: Source, paused: object) -> None:
         """Uses the weights of the run that `paused` lends without copying them."""
-        self._keep(side, source, self._engine.borrow(paused, source.config, source.label))
+        self.keep(side, source, self._engine.borrow(paused, source.config, source.label))
 
     def give_back_all(self) -> None:
         """Releases the memory of all weights."""
@@ -91,7 +91,8 @@ class LoadedWeights:
                 del self._sources[side]
             chat_engine.close()
 
-    def _keep(self, side: str, source: Source, chat_engine: ChatEngine) -> None:
+    def keep(self, side: str, source: Source, chat_engine: ChatEngine) -> None:
+        """Uses weights in memory for `side`."""
         with self._changing():
             self._chat_engines[side] = chat_engine
             self._sources[side] = source

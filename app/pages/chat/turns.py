@@ -1,4 +1,4 @@
-"""A conversation of Chat: the chosen weights, the messages, and the answers."""
+"""A conversation of Chat: the messages and the answers."""
 
 from __future__ import annotations
 
@@ -7,21 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.tools.chat.conversation import Message
-
-CURRENT = "current"
-"""Value of a choice for the current weights of a paused run."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The weights of a chat: those of a run, or a model in a folder."""
-
-    run_id: str = ""
-    """Empty if a folder is chosen."""
-    weights: str = "newest"
-    """Weights of the run: "current" (while it is paused), "newest", "step-N" or "export"."""
-    folder: str = ""
-    """Empty if a run is chosen."""
 
 
 @dataclass

@@ -72,6 +72,7 @@ def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]
         command = shlex.join(["export", folder.id, target, "--runs-dir", runs])
         rows.append({"label": "Export without a browser", "text": f"{program_command()} {command}"})
     if saved is not None or exports:
+        rows.append({"label": "Serve without a browser", "text": _serve_command(folder)})
         rows.append({"label": "Measure it on benchmarks", "text": _eval_command(folder)})
     return {
         "exports": [each.as_dict for each in exports],
@@ -81,6 +82,7 @@ def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]
         "can_export": saved is not None,
         "sizes": _sizes(folder),
         "gguf_names": {kind: gguf_file_name(settings_name(folder), kind) for kind in GGUF_TYPES},
+        "can_serve": saved is not None or folder.has_export or folder.is_running(),
         "has_adapters": _has_adapters(folder),
         "no_gguf": gguf.why_not,
         "uses": _uses(folder, exports[0], gguf.is_read) if exports else [],
@@ -188,6 +190,11 @@ def _eval_command(folder: RunFolder) -> str:
     """Returns the command that asks a first task; the person names others in its place."""
     runs = str(folder.path.resolve().parent)
     command = shlex.join(["eval", folder.id, "--tasks", "arc_easy", "--runs-dir", runs])
+    return f"{program_command()} {command}"
+
+
+def _serve_command(folder: RunFolder) -> str:
+    command = shlex.join(["serve", folder.id, "--runs-dir", str(folder.path.resolve().parent)])
     return f"{program_command()} {command}"
 
 

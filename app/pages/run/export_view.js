@@ -4,6 +4,7 @@
 import { inBytes } from "../../shared/bytes.js";
 import { copyText, el, field, send } from "../../shared/dom.js";
 import { JobView, noticeJobs } from "../../shared/jobs.js";
+import { ServeCard } from "../serve/serve_card.js";
 import { commandRow } from "./settings_view.js";
 
 const UNEXPORTED =
@@ -27,6 +28,7 @@ export class ExportView {
         this.exporting = new ExportJob(root, "export", "exporting", (wanted) =>
             send(`/api/runs/${encodeURIComponent(this.run)}/export`, wanted),
         );
+        this.serving = new ServeCard(root);
         this.pushing = new ExportJob(root, "push", "pushing", (wanted) =>
             send(`/api/runs/${encodeURIComponent(this.run)}/push`, wanted),
         );
@@ -92,6 +94,7 @@ export class ExportView {
         this.exporting.clear();
         this.offerPrecisions();
         this.pushing.clear();
+        this.serving.clear();
         field(this.root, "export-weights").textContent = "";
         for (const name of [
             "export-template",
@@ -110,7 +113,10 @@ export class ExportView {
     // Reads what can be exported: again when the state of the run has changed.
     async refresh({ run_id, bar }) {
         const version = JSON.stringify([run_id, bar.state, bar.begins_anew]);
-        if (version === this.version) return;
+        if (version === this.version) {
+            this.serving.poll();
+            return;
+        }
         this.version = version;
         this.run = this.exporting.run = this.pushing.run = run_id;
         try {
@@ -123,7 +129,7 @@ export class ExportView {
     }
 
     show(details) {
-        const { folder, can_export, has_adapters, no_gguf, caption } = details;
+        const { folder, can_export, can_serve, has_adapters, no_gguf, caption } = details;
         const { uses, rows, pushed, template } = details;
         this.showExports(details);
         field(this.root, "login").replaceChildren(...aboutLogin(details.login));
@@ -140,6 +146,7 @@ export class ExportView {
         this.exporting.form.querySelector('option[value="gguf"]').disabled = Boolean(no_gguf);
         field(this.root, "no-gguf").textContent = no_gguf;
         this.pushing.form.hidden = false;
+        this.serving.setRun(this.run, can_serve);
         this.showCommands("uses", "use-rows", uses);
         this.showCommands("export-commands", "export-rows", rows);
         this.showBenchmarks(details.benchmarks);

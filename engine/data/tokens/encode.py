@@ -259,6 +259,13 @@ class Encoder:
         ids = encoding[0]
         return ids if framed else [*self._prefix, *ids]
 
+    def continued(self, text: str) -> list[int]:
+        """Returns the ids of a text that a model continues as it stands, without a chat template:
+        what the tokenizer sets before a text, and special tokens that are written in it.
+        """
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return [*self._prefix, *ids]
+
     def template_use(self, data_format: str) -> str:
         """Returns what wraps the text: `tokenizer` for its chat template, or `none`."""
         is_written = data_format not in ("text", "segments", "tokens")

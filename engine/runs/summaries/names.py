@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from engine.config.settings import TrainConfig
-from engine.errors import RamstreamError
+from engine.errors import RamstreamError, RunError
+from engine.paths import program_command
 from engine.runs.record.run_folder import RunFolder, create_run, lasting_config
 from engine.runs.summaries.about import read_about
 from engine.runs.summaries.listing import configured_name, run_ids
@@ -41,6 +42,29 @@ def names_of_runs(runs_dir: Path) -> list[str]:
         return []
     given = [(folder, read_about(folder.path).name) for folder in folders]
     return [name or configured_name(folder) or folder.id for folder, name in given]
+
+
+def run_named(runs_dir: Path, text: str) -> str:
+    """Returns the id of the run whose id or name is `text`. Raises RunError if there is none, and
+    if several have this name.
+    """
+    try:
+        ids = run_ids(runs_dir)
+    except OSError:
+        ids = []
+    if text in ids:
+        return text
+    found = [run_id for run_id in ids if shown_name(RunFolder(runs_dir / run_id)) == text]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise RunError(
+            f"{text} is the name of several runs; name one by its id: {', '.join(found)}."
+        )
+    raise RunError(
+        f"{text} is neither the id nor the name of a run in {runs_dir}; {program_command()} runs "
+        "lists them."
+    )
 
 
 def own_name(name: str, taken: Iterable[str]) -> str:

@@ -84,12 +84,28 @@ class PromptBuilder:
         else:
             contents = [message["content"] for message in messages if message["role"] != "system"]
             ids = self._encoder.question("".join(contents))
+        self._refuse_long(ids, "The conversation", "begin a new chat or shorten the message")
+        return ids
+
+    def continued(self, prompt: str | list[int]) -> list[int]:
+        """Returns the token ids of a prompt that the model continues as it stands. Raises DataError
+        if it is empty, has ids that the model does not have, or is longer than the model's rows.
+        """
+        ids = self._encoder.continued(prompt) if isinstance(prompt, str) else prompt
+        most = self._hf_config.get_text_config().vocab_size
+        if not ids:
+            raise DataError("The prompt is empty; write something to continue.")
+        if not 0 <= min(ids) <= max(ids) < most:
+            raise DataError(f"The prompt has token ids that are not 0 to {most - 1:,}.")
+        self._refuse_long(ids, "The prompt", "shorten it")
+        return ids
+
+    def _refuse_long(self, ids: list[int], what: str, remedy: str) -> None:
         if self.longest is not None and len(ids) >= self.longest:
             raise DataError(
-                f"The conversation has {len(ids):,} tokens and this model takes {self.longest:,} "
-                "at most; begin a new chat or shorten the message."
+                f"{what} has {len(ids):,} tokens and this model takes {self.longest:,} at most; "
+                f"{remedy}."
             )
-        return ids
 
     def _written(self, messages: list[Message]) -> str:
         """Returns the conversation as the chat template renders it."""

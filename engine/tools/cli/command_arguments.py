@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from engine.config.export_choice import EXPORT_FROM
 from engine.config.optimizers import OPTIMIZERS
@@ -19,6 +20,55 @@ def runs_dir_argument(command: argparse.ArgumentParser) -> None:
         type=argument_types.path,
         default=argparse.SUPPRESS,
         help="where runs are kept",
+    )
+
+
+def address_arguments(command: argparse.ArgumentParser, is_command: bool) -> None:
+    """Adds where the app listens, and whom it lets in. is_command: the options follow a command's
+    name; what is not given there keeps the value given before it.
+    """
+
+    def default(value: Any) -> Any:
+        return argparse.SUPPRESS if is_command else value
+
+    command.add_argument(
+        "--host",
+        default=default("127.0.0.1"),
+        help="address to listen on (a public one needs --login)",
+    )
+    command.add_argument("--port", type=argument_types.port, default=default(7860))
+    command.add_argument(
+        "--login",
+        action="store_true",
+        default=default(False),
+        help="ask for a user name and password",
+    )
+    command.add_argument(
+        "--no-login",
+        action="store_true",
+        default=default(False),
+        help="let in whoever reaches the port, all other accounts of this machine included",
+    )
+    command.add_argument(
+        "--tls-cert",
+        type=argument_types.path,
+        metavar="FILE",
+        default=default(None),
+        help="PEM certificate, to serve by https",
+    )
+    command.add_argument(
+        "--tls-key",
+        type=argument_types.path,
+        metavar="FILE",
+        default=default(None),
+        help="its PEM key",
+    )
+    command.add_argument(
+        "--proxy",
+        action="append",
+        default=default([]),
+        metavar="ADDRESS",
+        help="address or network of a reverse proxy, which tells where requests come from",
     )
 
 

@@ -23,7 +23,7 @@ POLICIES = {
         /api/runs/{run_id}/curves.csv /api/runs/{run_id}/details
         /api/runs/{run_id}/log /api/runs/{run_id}/stretch
         /api/runs/{run_id}/timeline /api/runs/{run_id}/trace /api/sessions /api/chat
-        /api/chat/choices /api/uploads /login /ramstream/{name:path} /ramstream/plotly.js
+        /api/chat/choices /api/serve /api/uploads /login /ramstream/{name:path} /ramstream/plotly.js
         / /config /theme.css /favicon.ico /manifest.json /assets/{path:path} /gradio_api/app_id
         /gradio_api/heartbeat/{session_hash} /gradio_api/queue/data
     """,
@@ -39,7 +39,13 @@ POLICIES = {
         /api/runs/{run_id}/export /api/runs/{run_id}/push /api/sessions/end
         /api/sessions/end_others
         /api/sessions/logout /api/chat/about /api/chat/new /api/chat/send /api/chat/stop
-        /api/chat/unload /api/uploads DELETE:/api/uploads/{upload} /gradio_api/queue/join
+        /api/chat/unload /api/serve/start /api/serve/stop
+        /api/uploads DELETE:/api/uploads/{upload} /gradio_api/queue/join
+    """,
+    # It is for programs that have the key of OpenAI's API; no login or account opens it.
+    "key": """
+        GET:/v1/models GET:/v1/models/{model:path} /v1/chat/completions /v1/completions
+        HEAD:/v1/models HEAD:/v1/models/{model:path} ANY:/v1/{rest:path}
     """,
     # Its body is the login form, which anybody may send.
     "form": "/login",
@@ -140,6 +146,13 @@ def test_no_policy_outlives_its_route(routes):
 def test_a_route_that_takes_json_takes_nothing_else_and_little_of_it(statuses):
     assert statuses("json", FILE) == {415}
     assert statuses("json", JSON, b'"' + b"x" * MAX_BODY_BYTES + b'"') == {413}
+
+
+def test_what_needs_the_key_takes_nothing_for_it(app, login, routes, statuses):
+    """Neither a login, nor the owner's account, which asks here without a password."""
+    assert statuses("key", JSON) == {401}
+    for given in ("Bearer x", "Bearer", f"Basic {login.user}"):
+        assert statuses("key", JSON | {"authorization": given}) == {401}
 
 
 def test_the_form_is_a_form_and_small(statuses):

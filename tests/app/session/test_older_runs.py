@@ -11,10 +11,10 @@ import pytest
 
 import launch
 from app.pages.chat.chat import Choice
-from app.pages.chat.offered_weights import OfferedWeights
 from app.pages.new.draft import settings_of_run
 from app.pages.runs.compare_routes import compare_routes
 from app.session import engine_calls
+from app.session.offered_weights import OfferedWeights
 from engine.config.settings import FORMAT, TrainConfig
 from engine.errors import ConfigError, RunError
 from engine.runs.record.run_folder import OtherFormat, create_run

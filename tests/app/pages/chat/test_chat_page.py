@@ -12,9 +12,10 @@ import pytest
 
 from app.pages.chat.chat import Chat, Choice
 from app.pages.chat.chat_routes import chat_routes
-from app.pages.chat.offered_weights import OfferedWeights
 from app.session.engine_calls import EngineCalls
 from app.session.jobs import Jobs
+from app.session.offered_weights import OfferedWeights
+from app.session.serving import Serving
 from app.session.session import Session
 from engine.errors import RunError
 from engine.runs.record.events import PromptsAnswered, Record, StateChanged, StepFinished
@@ -22,6 +23,8 @@ from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import open_run
 from engine.runs.record.snapshot import PROMPT_ANSWERS, RunSnapshot
 from engine.tools.chat.conversation import Sampling
+from engine.tools.serve.answer_request import chat_request
+from engine.tools.serve.answer_worker import at_once
 from tests.support.fake_chat import FakeChatCalls
 from tests.support.folders import make_config, make_model
 from tests.support.routes import send, wait_for
@@ -282,6 +285,19 @@ def test_only_the_latest_answers_to_prompts_are_kept():
 # ---------------------------------------------------------------------- with the engine
 
 
+def served_answer(model):
+    return model.prompt_builder.text(
+        list(model.answer([{"role": "user", "content": "say after one"}], Sampling(5)))
+    )
+
+
+def ask_beside(model, take):
+    """Begins an answer, for whose end nobody waits."""
+    message = {"role": "user", "content": "say after one"}
+    asked = chat_request({"model": "Tiny", "messages": [message], "temperature": 0})
+    model.ask(asked, model.prompts(asked), lambda place, drawn: take(drawn), at_once)
+
+
 @pytest.mark.slow("a quicker test beside it shows most of what it shows")
 def test_a_paused_run_is_chatted_with_beside_its_base_and_trains_on_with_the_same_bits(tmp_path):
     from engine.training.loop.run import start_run
@@ -313,13 +329,16 @@ def test_a_paused_run_is_chatted_with_beside_its_base_and_trains_on_with_the_sam
 
     states: list[str] = []
     session = Session(tmp_path / "runs", EngineCalls(start_run=start))
-    chat = Chat(session)
+    serving = Serving(session)
+    chat = Chat(session, serving=serving)
     chat.run_id = session.start(config)
     choices = chat.choices()
     assert choices["pause"] == chat.run_id  # it is still being prepared
     assert (chat.run_id, []) in [(run["id"], run["weights"]) for run in choices["runs"]]
-    with pytest.raises(RunError, match="is training. Pause it to chat"):
+    with pytest.raises(RunError, match="is training. Pause it first"):
         say(chat, "too early", weights="current")
+    with pytest.raises(RunError, match="is training. Pause it first"):
+        serving.start(chat.run_id)
     wait_for(lambda: "paused" in states, 60)
     label = chat.choices()["runs"][0]["weights"][0]
     assert (
@@ -330,10 +349,29 @@ def test_a_paused_run_is_chatted_with_beside_its_base_and_trains_on_with_the_sam
     state = say(chat, "say after one", weights="current", tokens=5)
     assert not state["error"] and len(state["loaded"]) == 2
     assert {answer["state"] for answer in state["turns"][0]["answers"].values()} == {"done"}
+
+    # Programs are answered by the same weights, and Chat has theirs from then on.
+    job = serving.start(chat.run_id)
+    wait_for(lambda: job.state != "working", 60)
+    assert job.state == "done" and not chat.state()["loaded"]
+    name = serving.served().name
+    wait_for(lambda: serving.model(f"{name}-base") is not None, 60)
+    assert served_answer(serving.model(name)) == state["turns"][0]["answers"]["tuned"]["text"]
+    lent = say(chat, "say after one", weights="current", tokens=5)
+    assert lent["held"] == "" and len(lent["loaded"]) == 2
+    assert texts(lent)[-1] == texts(state)[0]
+
+    model, drawn = serving.model(name), []
+    ask_beside(model, drawn.append)
     say(chat, "say after two", weights="current", tokens=60, wait=False)
     session.request(chat.run_id, "resume")
     wait_for(lambda: session.active_id is None, 60)
     assert not chat.state()["loaded"] and not chat.state()["working"]
+    assert isinstance(drawn[-1], RunError) or drawn[-1].finish is not None
+    with pytest.raises(RunError, match="no longer served"):
+        served_answer(model)
+    assert serving.served() is None
+    assert serving.state()["note"].startswith(f"{name} is no longer served")
     assert session.runs() and started[0].recorder.snapshot.state == "finished"
     assert planes_on_disk(started[0]) == planes_on_disk(whole)
     ours, theirs = started[0].recorder.snapshot.steps, whole.recorder.snapshot.steps

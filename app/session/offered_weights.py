@@ -1,5 +1,5 @@
-"""The weights that Chat offers: those of a run, its export, a folder, and the model
-before training.
+"""The weights that can answer: those of a run, of its export, of a folder, and the model before
+training.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from app.pages.chat.turns import CURRENT, Choice
 from app.session.engine_calls import ChatCalls
 from app.session.session import Session
 from app.shared.run_names import distinct_names
@@ -18,6 +17,22 @@ from engine.runs.record.run_folder import RunFolder, open_run
 from engine.runs.summaries.names import shown_name
 from engine.tools.chat.conversation import Source, base_of, best_of, checkpoint_of
 from engine.training.checkpoints.checkpoint import folders_by_step
+
+CURRENT = "current"
+"""Value of a choice for the current weights of a paused run."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The weights that answer: those of a run, or a model in a folder."""
+
+    run_id: str = ""
+    """Empty if a folder is chosen."""
+    weights: str = "newest"
+    """Weights of the run: "current" (while it is paused), "newest", "best-N", "step-N" or "export".
+    """
+    folder: str = ""
+    """Empty if a run is chosen."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +85,18 @@ class OfferedWeights:
         weights = self._of_run(choice.run_id)
         value = choice.weights
         if value == "newest":
-            value = next(iter(weights), "")
+            value = self.newest(choice.run_id)
         if value not in weights:
             there_are = ", ".join(weights.values()) or "none yet: save a checkpoint first"
             raise RunError(f"{shown_name(folder)} has no such weights; it has {there_are}.")
         sides = {"base": base_of(folder.config)} if compare else {}
         return sides | {"tuned": self._source(folder, choice.run_id, value, weights[value])}
+
+    def newest(self, run_id: str) -> str:
+        """Returns the value of the weights that a run would export, or those of now while it is
+        paused; empty if it has none.
+        """
+        return next(iter(self._of_run(run_id)), "")
 
     def paused_run(self) -> Any:
         """Returns the calls of the run that is paused here, or None if no run is active here.
@@ -96,7 +117,7 @@ class OfferedWeights:
             if self._paused_calls() is not None:
                 return None
             name = self._session.name_of_run(active)
-            return Busy(f"{name} is training.", "Pause it to chat, or wait until it ends.", active)
+            return Busy(f"{name} is training.", "Pause it first, or wait until it ends.", active)
         preparing = self._session.preparing_elsewhere
         if preparing is None:
             return None
