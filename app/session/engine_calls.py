@@ -20,6 +20,7 @@ from engine.machine.read_machine import Machine
 from engine.model.build.find_shape import adapted_shape
 from engine.model.build.shape_of_run import shape_of_run
 from engine.planning.fit.report import FitReport, estimate
+from engine.runs.summaries.evaluation_results import Evaluation, Wanted
 from engine.tools.chat.conversation import Message, Sampling, Source
 from engine.tools.serve.answer_request import AnswerRequest
 from engine.training.export.push import push
@@ -53,6 +54,13 @@ def _export_run(runs_dir: Path, run_id: str, target: Path, **options: Any) -> An
     return export_run(runs_dir, run_id, target, **options)
 
 
+def _evaluate_run(runs_dir: Path, run_id: str, wanted: Wanted, **options: Any) -> Evaluation:
+    from engine.tools.evaluate.evaluate_run import AskedEvaluation, evaluate_run
+
+    asked = AskedEvaluation(wanted, options.pop("of"))
+    return evaluate_run(runs_dir, run_id, asked, **options)
+
+
 def _load_tokenizer(source: str) -> Any:
     from engine.model.build.pretrained_files import load_tokenizer
 
@@ -75,6 +83,7 @@ class EngineCalls:
     resume_run: Callable[..., Run] = resume_run
     export_run: Callable[..., Any] = _export_run
     push: Callable[..., str] = push
+    evaluate_run: Callable[..., Evaluation] = _evaluate_run
     estimate: Callable[[TrainConfig, Machine], FitReport] = _estimate
     preview: Callable[..., dict[str, Any]] = preview
     check_data: Callable[[DataConfig], None] = check_first_rows

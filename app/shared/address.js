@@ -2,7 +2,7 @@
 // Forward, a reload and a second tab find the same place. (Gradio keeps `page` for itself.)
 
 const PAGES = ["new", "runs", "chat", "hardware"];
-const VIEWS = ["overview", "learning", "machine", "chat", "settings", "log", "export"];
+const VIEWS = ["overview", "learning", "machine", "chat", "evaluate", "settings", "log", "export"];
 const CHARTED = ["overview", "learning", "machine"]; // views of a run that have charts
 // Addresses of earlier versions name a tab.
 const TABS = new Map([

@@ -15,7 +15,7 @@ from tests.support.browser import Server
 from tests.support.synthetic_run import run_events
 
 PAGES = ("new", "runs", "chat", "hardware")
-VIEWS = ("overview", "learning", "machine", "chat", "settings", "log", "export")
+VIEWS = ("overview", "learning", "machine", "chat", "evaluate", "settings", "log", "export")
 OPENED_RUN = re.compile(r"run=[\w-]+&view=overview")
 """The address of a page after Start."""
 NEW_FORM = re.compile(r"(show=new|tab=train)")

@@ -218,7 +218,8 @@ STATES = {
     "all-ranks": State(tuple(on_ranks(going())), True, view="machine", after=see_all_ranks),
     "settings": State(finished(), saved=120, view="settings"),
     "log": State(finished(), saved=120, view="log"),
-    "export": State(finished(), saved=120, view="export", benchmarks=SEVERAL),
+    "evaluate": State(finished(), saved=120, view="evaluate", benchmarks=SEVERAL),
+    "export": State(finished(), saved=120, view="export"),
     "chat": State(finished(), saved=120, view="chat"),
 }
 """The states of a run, and the places of the app."""

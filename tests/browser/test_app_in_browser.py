@@ -112,6 +112,29 @@ def test_the_whole_job(page, context, server):
     expect(page.locator("[data-part=use-rows]")).to_contain_text(
         f"vllm serve {server.folder / 'exported'}"
     )
+
+    # Evaluate: both models on the validation rows, and votes by keyboard on hidden answers.
+    open_view(page, "evaluate")
+    evaluate = page.locator("[data-part=evaluate]")
+    evaluate.get_by_label("Prompts", exact=True).fill("2")
+    evaluate.get_by_label("Blind").check()
+    evaluate.get_by_role("button", name="Evaluate", exact=True).click()
+    expect(evaluate).to_contain_text("Evaluated Whole job.")
+    loss = page.locator(".rs-figures tbody tr").first
+    expect(loss.get_by_role("rowheader")).to_contain_text("Validation loss")
+    expect(loss.locator("[data-label=Difference]")).to_have_text(re.compile("^−.*better · 95 %: −"))
+    vote = page.locator("[data-part=blind] [data-place=right]")
+    expect(page.locator("[data-part=side-by-side]")).to_be_hidden()
+    vote.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-field=blind-count]")).to_have_text("Prompt 2 of 2")
+    expect(vote).to_be_focused()
+    page.keyboard.press("Enter")
+    side_by_side = page.locator("[data-part=side-by-side]")
+    expect(side_by_side.get_by_role("row")).to_have_count(3)
+    expect(side_by_side).to_contain_text("You preferred the trained model")
+    expect(side_by_side.get_by_text("your choice")).to_have_count(2)
+
     open_view(page, "overview")
     card = verdict(page)
     expect(card).to_contain_text("Validation loss fell")

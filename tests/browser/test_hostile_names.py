@@ -14,6 +14,13 @@ from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
 from engine.runs.summaries.about import NAME_LIMIT, write_about
 from engine.runs.summaries.benchmark_results import append_benchmarks
+from engine.runs.summaries.evaluation_results import (
+    Answer,
+    Began,
+    PromptsAnswered,
+    Wanted,
+    append_evaluation,
+)
 from tests.browser.screen import (
     NEW_FORM,
     address,
@@ -124,6 +131,12 @@ def test_names_never_become_markup(page, context, server):
     # A run: every view, card, chart and hover label.
     one, two = hostile_run(server.runs), hostile_run(server.runs)
     append_benchmarks(one.path, [measured(HOSTILE, metric=HOSTILE, dtype=HOSTILE, harness=HOSTILE)])
+    answers = [Answer(HOSTILE, HOSTILE, HOSTILE)]
+    append_evaluation(
+        one.path,
+        Began("one", Wanted(own=HOSTILE), "best", 7, HOSTILE, "", 1.78e9, HOSTILE),
+        *(PromptsAnswered("one", side, answers, 3, 1.0) for side in ("base", "trained")),
+    )
     page.goto(address(server, one.id, "machine"))
     expect(page.locator(".rs-bar [data-field=name]")).to_contain_text("<img src=x")
     wait_for_points(page, "norms")
@@ -144,7 +157,7 @@ def test_names_never_become_markup(page, context, server):
         ("learning", ".rs-run [data-part=prompts]"),
         ("settings", "[data-part=settings-main]"),
         ("log", ".rs-log"),
-        ("export", ".rs-export [data-part=benchmarks]"),
+        ("evaluate", "[data-part=side-by-side]"),
     ):
         open_view(page, view)
         expect(page.locator(shown)).to_be_visible()

@@ -11,14 +11,12 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
-from app.pages.run.benchmark_rows import benchmark_table
 from engine import safe_files
 from engine.config.export_choice import GGUF_TYPES, ExportFrom
 from engine.errors import RamstreamError
 from engine.model.lora.peft_folder import CONFIG as ADAPTER_CONFIG
 from engine.paths import program_command
 from engine.runs.record.run_folder import RunFolder
-from engine.runs.summaries.benchmark_results import read_benchmarks
 from engine.runs.summaries.exports import NotedExport, noted_exports
 from engine.safe_files import FileFault
 from engine.training.checkpoints.saved_on_disk import SavedSteps, saved_steps
@@ -53,10 +51,8 @@ def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]
     """Returns the `exports` of a run, the newest first, with why its own cannot be used (`fault`);
     which weights an export takes (`caption`), and the `folder` it is offered; the bytes that each
     form takes in each dtype (`sizes`), where they are known, and the names of GGUF files by dtype;
-    commands that
-    use the newest export (`uses`), of which there are none before, and others (`rows`); and the
-    benchmarks of the weights. `login` says whether this machine
-    has a token of the Hugging Face hub.
+    commands that use the newest export (`uses`), of which there are none before, and others
+    (`rows`). `login` says whether this machine has a token of the Hugging Face hub.
     """
     there = saved_steps(folder.checkpoints_path, folder.best_path)
     saved = there.exported(_export_from(folder))
@@ -73,7 +69,6 @@ def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]
         rows.append({"label": "Export without a browser", "text": f"{program_command()} {command}"})
     if saved is not None or exports:
         rows.append({"label": "Serve without a browser", "text": _serve_command(folder)})
-        rows.append({"label": "Measure it on benchmarks", "text": _eval_command(folder)})
     return {
         "exports": [each.as_dict for each in exports],
         "fault": fault,
@@ -89,7 +84,6 @@ def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]
         "rows": rows,
         "pushed": exports[0].path if exports else "",
         "login": _has_login(),
-        "benchmarks": benchmark_table(read_benchmarks(folder.path)),
         "template": "" if exports != own or not own else _template_text(folder, own[0], gguf),
     }
 
@@ -184,13 +178,6 @@ def _has_adapters(folder: RunFolder) -> bool:
         return folder.config.train.method == "lora"
     except RamstreamError:
         return False
-
-
-def _eval_command(folder: RunFolder) -> str:
-    """Returns the command that asks a first task; the person names others in its place."""
-    runs = str(folder.path.resolve().parent)
-    command = shlex.join(["eval", folder.id, "--tasks", "arc_easy", "--runs-dir", runs])
-    return f"{program_command()} {command}"
 
 
 def _serve_command(folder: RunFolder) -> str:

@@ -105,7 +105,6 @@ export class ExportView {
         ])
             field(this.root, name).textContent = "";
         this.root.querySelector('[data-part="exports"]').replaceChildren();
-        this.showBenchmarks({ rows: [], caption: "" });
         this.showCommands("uses", "use-rows", []);
         this.showCommands("export-commands", "export-rows", []);
     }
@@ -149,7 +148,6 @@ export class ExportView {
         this.serving.setRun(this.run, can_serve);
         this.showCommands("uses", "use-rows", uses);
         this.showCommands("export-commands", "export-rows", rows);
-        this.showBenchmarks(details.benchmarks);
     }
 
     showExports({ exports, fault }) {
@@ -166,14 +164,6 @@ export class ExportView {
         this.root.querySelector(`[data-part="${card}"]`).hidden = !rows.length;
         const nodes = rows.map(commandRow);
         this.root.querySelector(`[data-part="${list}"]`).replaceChildren(...nodes);
-    }
-
-    showBenchmarks({ rows, caption }) {
-        const card = this.root.querySelector('[data-part="benchmarks"]');
-        card.hidden = !rows.length && !caption;
-        card.querySelector("table").hidden = !rows.length;
-        card.querySelector("tbody").replaceChildren(...rows.map(benchmarkRow));
-        field(this.root, "benchmarks-caption").textContent = caption;
     }
 }
 
@@ -212,12 +202,6 @@ function downloads(run, folder, files) {
     const count = files.length > 1 ? `${files.length} files` : "1 file";
     const title = `Download (${count}, ${inBytes(all)})`;
     return el("details", {}, el("summary", {}, title), el("ul", {}, ...links));
-}
-
-function benchmarkRow({ task, metric, value, asked, weights, when }) {
-    const labeled = { Task: task, Metric: metric, Value: value, Asked: asked };
-    const cells = Object.entries({ ...labeled, Weights: weights, When: when });
-    return el("tr", {}, ...cells.map(([label, text]) => el("td", { "data-label": label }, text)));
 }
 
 // A form that starts a job of the run, shows its progress, and says what came of it.

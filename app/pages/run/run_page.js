@@ -5,6 +5,7 @@ import { followLinks } from "../../shared/address.js";
 import { LinkedCharts } from "../../shared/charts/plots.js";
 import { el, field, setText } from "../../shared/dom.js";
 import { Answers } from "./answers.js";
+import { EvaluateView } from "./evaluate_view.js";
 import { ExportView } from "./export_view.js";
 import { Head } from "./head.js";
 import { LogView } from "./log_view.js";
@@ -17,6 +18,7 @@ const TITLES = {
     learning: "Learning",
     machine: "Machine",
     chat: "Chat",
+    evaluate: "Evaluate",
     settings: "Settings",
     log: "Log",
     export: "Export",
@@ -40,6 +42,7 @@ export class RunPage {
         this.others = {
             settings: new SettingsView(this.root, wake, edit),
             log: new LogView(this.root),
+            evaluate: new EvaluateView(this.root),
             export: new ExportView(this.root),
         };
         this.charts = this.linkedCharts();

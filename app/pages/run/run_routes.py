@@ -14,6 +14,14 @@ GET  /api/runs/RUN/room?folder=FOLDER
     The bytes that may be written to a folder.
 GET  /api/runs/RUN/file?folder=FOLDER&name=NAME
     A file of an exported folder of the run, as a download.
+GET  /api/runs/RUN/evaluation
+    What its model was found to do beside its model before training, and what can be evaluated.
+POST /api/runs/RUN/evaluate {validation, answers, blind, tasks, own, limit, chat, programs, weights}
+    Starts the job that evaluates the run.
+POST /api/runs/RUN/evaluation/vote {evaluation, prompt, place}
+    Counts a vote on the answers to a prompt: left, right or same.
+POST /api/runs/RUN/evaluation/reveal {evaluation}
+    Tells which answers are of which model.
 POST /api/runs/RUN/control {command, seen}
     Stops, discards, pauses, resumes or saves; `seen` is the state that the page showed then.
 POST /api/runs/RUN/describe {name, note?, tags?}
@@ -39,6 +47,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from app.pages.run.evaluation_answers import EvaluationAnswers
 from app.pages.run.exported_file import exported_file
 from app.pages.run.run_details import run_details
 from app.pages.run.run_watch import watch_of
@@ -56,6 +65,7 @@ from engine.runs.summaries.curves_csv import curves_csv
 def run_routes(session: Session) -> list[Route]:
     """Returns the routes for the runs of `session`."""
     answers = _RunAnswers(session)
+    evaluation = EvaluationAnswers(session)
     reading = {
         "/api/live": answers.which_run,
         "/api/live/{run_id}": answers.live,
@@ -64,12 +74,16 @@ def run_routes(session: Session) -> list[Route]:
         "/api/runs/{run_id}/details": answers.details,
         "/api/runs/{run_id}/room": answers.room,
         "/api/runs/{run_id}/file": answers.file,
+        "/api/runs/{run_id}/evaluation": evaluation.show,
     }
     acting = {
         "/api/runs/{run_id}/describe": answers.describe,
         "/api/runs/{run_id}/control": answers.control,
         "/api/runs/{run_id}/change": answers.change,
         "/api/runs/{run_id}/delete": answers.delete,
+        "/api/runs/{run_id}/evaluate": evaluation.start,
+        "/api/runs/{run_id}/evaluation/reveal": evaluation.reveal,
+        "/api/runs/{run_id}/evaluation/vote": evaluation.vote,
         "/api/runs/{run_id}/export": answers.export,
         "/api/runs/{run_id}/push": answers.push,
     }

@@ -22,6 +22,9 @@ from engine.runs.summaries.lines_file import append_lines, read_lines
 
 EVALUATIONS_FILE = "evaluations.jsonl"
 
+LOSS, MATCHED, ANSWERED = OF_ROWS = ("(loss)", "(matched)", "(answered)")
+"""Parts of an evaluation that are about validation rows; others have the name of a task."""
+
 Side = Literal["base", "trained"]
 """The model before training, or the trained one."""
 Preferred = Literal["base", "trained", "same"]
@@ -41,7 +44,9 @@ class Wanted(Struct, frozen=True):
     tasks: tuple[str, ...] = ()
     """Tasks of lm-evaluation-harness."""
     include: str = ""
-    """Folder or file with a user's own tasks."""
+    """Folder with a user's own tasks."""
+    own: str = ""
+    """File of the task in it that a person has chosen, if it was chosen by its file."""
     task_files: str = ""
     """Digest of the user's own tasks."""
     limit: int | None = None
@@ -188,6 +193,25 @@ class Evaluation:
         """Whether nobody may be told yet which side an answer is of."""
         is_blind = self.began.wanted.is_blind and self.began.wanted.with_base
         return is_blind and not self.is_revealed
+
+    def missing(self, side: Side) -> list[str]:
+        """Returns the parts of one side that are not done, in order."""
+        wanted = self.began.wanted
+        parts = []
+        if wanted.validation and side not in self.losses and side not in self.pairs:
+            parts.append(LOSS)
+        if wanted.validation and side not in self.matched:
+            parts.append(MATCHED)
+        if wanted.answers and side not in self.answered:
+            parts.append(ANSWERED)
+        return parts + [task for task in wanted.tasks if (side, task) not in self.tasks]
+
+    def parts_done(self) -> tuple[int, int]:
+        """Returns how many parts are done, and how many there are."""
+        wanted = self.began.wanted
+        of_side = 2 * wanted.validation + bool(wanted.answers) + len(wanted.tasks)
+        total = of_side * len(self.sides)
+        return total - sum(len(self.missing(side)) for side in self.sides), total
 
     def take(self, line: Line) -> None:
         """Adds the next line of this evaluation."""

@@ -30,6 +30,9 @@ from engine.runs.record.run_folder import RunFolder, open_run
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.benchmark_results import append_benchmarks, latest, read_benchmarks
 from engine.runs.summaries.evaluation_results import (
+    LOSS,
+    MATCHED,
+    OF_ROWS,
     Began,
     Ended,
     Evaluation,
@@ -61,9 +64,6 @@ from engine.training.loop.paused_calls import PausedCalls
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
-
-LOSS, MATCHED, ANSWERED = _OF_ROWS = ("(loss)", "(matched)", "(answered)")
-"""Parts of an evaluation that are about validation rows; others have the name of a task."""
 
 
 @dataclass(frozen=True)
@@ -100,18 +100,6 @@ class _Work:
     lent: PausedCalls | None
     index: TaskManager | None = None
     """The harness's list of tasks; None where none is asked."""
-
-    def missing(self, side: Side) -> list[str]:
-        """Returns the parts of one side that are not done, in order."""
-        done, wanted = self.evaluation, self.evaluation.began.wanted
-        parts = []
-        if wanted.validation and side not in done.losses and side not in done.pairs:
-            parts.append(LOSS)
-        if wanted.validation and side not in done.matched:
-            parts.append(MATCHED)
-        if wanted.answers and side not in done.answered:
-            parts.append(ANSWERED)
-        return parts + [task for task in wanted.tasks if (side, task) not in done.tasks]
 
 
 def evaluate_run(
@@ -159,7 +147,7 @@ def evaluate_run(
     evaluation = _begun(folder, chosen.measured, wanted, data)
     work = _Work(folder, chosen, evaluation, data, tasks, progress, lent, index)
     for side in evaluation.sides:
-        if work.missing(side):
+        if work.evaluation.missing(side):
             _evaluate(work, side)
     _keep(work, Ended(evaluation.began.id))
     if chosen.measured.weights == "export":
@@ -243,8 +231,7 @@ def _with_digest(wanted: Wanted, include: Path | None) -> Wanted:
     if include is None:
         return wanted
     digest = hashlib.blake2b(digest_size=16)
-    files = [include] if include.is_file() else sorted(include.rglob("*.yaml"))
-    for file in files:
+    for file in sorted(include.rglob("*.yaml")):
         digest.update(file.read_bytes())
     return structs.replace(wanted, task_files=digest.hexdigest())
 
@@ -268,10 +255,11 @@ def _changed(folder: RunFolder, fingerprint: str) -> str:
 def _evaluate(work: _Work, side: Side) -> None:
     """Does the parts of one side that are missing."""
     chosen = work.chosen if side == "trained" else _base(work.folder, work.chosen.measured.dtype)
-    name = "Base" if side == "base" else "Trained"
+    name = "Before training" if side == "base" else "Trained"
 
     def progress(done: float, total: float, message: str = "") -> None:
-        work.progress(done, total, f"{name}: {message}" if message else "")
+        lower = f"{message[:1].lower()}{message[1:]}"
+        work.progress(done, total, f"{name}: {lower}" if message else "")
 
     with contextlib.ExitStack() as owned:
 
@@ -281,8 +269,8 @@ def _evaluate(work: _Work, side: Side) -> None:
             owned.callback(chat_engine.close)
             return chat_engine
 
-        for part in work.missing(side):
-            if part in _OF_ROWS:
+        for part in work.evaluation.missing(side):
+            if part in OF_ROWS:
                 _measure_rows(work, side, part, loaded(), progress)
             else:
                 _ask_task(work, side, part, chosen.measured, loaded, progress)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-GOES_ON = "The run is not paused any more; pause it to chat with its weights."
+GOES_ON = "The run is not paused any more; pause it to use its weights."
 
 
 class PausedCalls:

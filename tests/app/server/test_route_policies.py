@@ -20,7 +20,7 @@ POLICIES = {
     "read": """
         /api/compare /api/folders /api/folders/{number} /api/hardware /api/hardware/choices
         /api/jobs /api/jobs/{number} /api/presets /api/live /api/live/{run_id} /api/recent /api/runs
-        /api/runs/{run_id}/curves.csv /api/runs/{run_id}/details
+        /api/runs/{run_id}/curves.csv /api/runs/{run_id}/details /api/runs/{run_id}/evaluation
         /api/runs/{run_id}/file /api/runs/{run_id}/log /api/runs/{run_id}/room
         /api/runs/{run_id}/stretch
         /api/runs/{run_id}/timeline /api/runs/{run_id}/trace /api/sessions /api/chat
@@ -37,6 +37,8 @@ POLICIES = {
         /api/queue/{queued}/detached /api/queue/{queued}/remove /api/queue/{queued}/up
         /api/queue/continue /api/queue/resume /api/runs/{run_id}/change /api/runs/{run_id}/control
         /api/runs/{run_id}/delete /api/runs/{run_id}/describe /api/runs/{run_id}/draft
+        /api/runs/{run_id}/evaluate /api/runs/{run_id}/evaluation/reveal
+        /api/runs/{run_id}/evaluation/vote
         /api/runs/{run_id}/export /api/runs/{run_id}/push /api/sessions/end
         /api/sessions/end_others
         /api/sessions/logout /api/chat/about /api/chat/new /api/chat/send /api/chat/stop

@@ -25,10 +25,8 @@ from engine.runs.record.following import replay
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run, open_run
 from engine.runs.summaries.about import write_about
-from engine.runs.summaries.benchmark_results import RESULTS_FILE, append_benchmarks
 from engine.runs.summaries.exports import EXPORTS_FILE, NotedExport, note_export
 from tests.support.folded import fold
-from tests.support.measured import SEVERAL
 from tests.support.routes import wait_for
 from tests.support.sessions import CONFIG, at_once, finished_run, get, post
 from tests.support.synthetic_run import run_events
@@ -447,28 +445,6 @@ def test_the_settings_that_matter_come_first_and_then_what_was_changed(session):
     (folder.path / "config.yaml").unlink()
     shown = get(session, f"/api/runs/{folder.id}/details").json()["settings"]
     assert shown == {"main": [], "changed": []}
-
-
-def test_export_has_the_benchmarks_of_the_weights(session):
-    folder = finished_run(session)
-
-    def home():
-        return get(session, f"/api/runs/{folder.id}/details").json()["export"]
-
-    assert home()["benchmarks"] == {"rows": [], "caption": ""}
-    typed = {row["label"]: row["text"] for row in home()["rows"]}
-    assert "Measure it on benchmarks" not in typed
-    (folder.checkpoints_path / "step-3").mkdir(parents=True)
-    typed = {row["label"]: row["text"] for row in home()["rows"]}
-    _, command = typed["Measure it on benchmarks"].split(" eval ")
-    assert shlex.split(command)[:3] == [folder.id, "--tasks", "arc_easy"]
-    append_benchmarks(folder.path, SEVERAL)
-    assert [row["task"] for row in home()["benchmarks"]["rows"]] == [one.task for one in SEVERAL]
-    (folder.path / RESULTS_FILE).write_bytes(b"\xff\n{}\n")
-    assert home()["benchmarks"] == {
-        "rows": [],
-        "caption": f"2 lines of {RESULTS_FILE} are damaged and left out.",
-    }
 
 
 def test_a_failed_job_says_why_and_jobs_take_turns(session):

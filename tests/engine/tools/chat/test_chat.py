@@ -11,6 +11,7 @@ import torch
 
 from engine.errors import DataError, FitError, ModelError, RunError
 from engine.runs.record.events import ExactMatchMeasured, PromptsAnswered, StateChanged
+from engine.runs.summaries.evaluation_results import Wanted
 from engine.tools.chat import chat_sources
 from engine.tools.chat.chat_engines import borrow, load
 from engine.tools.chat.chat_sources import (
@@ -23,6 +24,7 @@ from engine.tools.chat.chat_sources import (
 )
 from engine.tools.chat.conversation import Sampling, Source, base_of, checkpoint_of, take_turns
 from engine.tools.chat.prompt_builder import PromptBuilder
+from engine.tools.evaluate.evaluate_run import AskedEvaluation, evaluate_run
 from engine.training.export.export import export_run
 from engine.training.loop import evaluation
 from engine.training.loop.paused_calls import GOES_ON, PausedCalls
@@ -274,7 +276,9 @@ def paused_run(config, runs, ask):
 
 
 def test_a_paused_run_that_was_asked_goes_on_with_the_same_bits(tmp_path):
-    """Losses, weights and moments, with dropout, whose random numbers an answer must not use up."""
+    """Losses, weights and moments, with dropout, whose random numbers answers and an evaluation
+    must not use up.
+    """
     model = make_model(tmp_path / "model", "gpt2", resid_pdrop=0.2, attn_pdrop=0.1, embd_pdrop=0.1)
     config = make_config(tmp_path, **{"model.source": str(model)})
     whole = start_run(config, tmp_path / "runs")
@@ -286,6 +290,10 @@ def test_a_paused_run_that_was_asked_goes_on_with_the_same_bits(tmp_path):
         chat_engine = borrow(run.paused, config, "now")
         answers["drawn"] = list(chat_engine.answer(QUESTION, Sampling(5, temperature=0.8, seed=1)))
         answers["text"] = text_of(chat_engine)
+        asked = AskedEvaluation(Wanted(answers=1))
+        found = evaluate_run(run.folder.root, run.id, asked, lent=run.paused)
+        assert found.is_over and (found.began.weights, found.began.step) == ("last", 3)
+        assert found.losses["trained"].loss < found.losses["base"].loss
         states.append(run.paused.do(lambda p: torch.get_rng_state()))
         run.request("save")
 

@@ -1,0 +1,311 @@
+"""What the view Evaluate shows of a run: what can be evaluated and how long it takes, the figures
+of the model before training and of the trained one, and their answers side by side.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from app.labels import in_digits, in_loss, in_share, in_time
+from engine import safe_files
+from engine.config.export_choice import ExportFrom
+from engine.errors import RamstreamError
+from engine.paths import program_command
+from engine.runs.record.run_folder import RunFolder
+from engine.runs.record.snapshot import RunSnapshot
+from engine.runs.summaries.benchmark_results import read_benchmarks
+from engine.runs.summaries.blind_votes import Pair, Tally, pairs_of, sides_of, tally
+from engine.runs.summaries.evaluation_figures import (
+    Figure,
+    benchmark_figures,
+    evaluation_figures,
+)
+from engine.runs.summaries.evaluation_results import Evaluation, Wanted, read_evaluations
+from engine.tools.evaluate.known_tasks import INSTALL, KNOWN_TASKS
+from engine.training.checkpoints.saved_on_disk import saved_steps
+
+MOST_ROWS = 200
+"""Largest number of rows in the table: those that were measured last."""
+FORWARD = 3.0
+"""A model reads a token this much faster than it trains on one: a training step also goes back."""
+MOST_DIGITS = 6
+FIRST_ANSWERS, FIRST_LIMIT = 10, 200
+"""Number of prompts to answer side by side, and of samples of a task, at first."""
+_WHOSE = {"export": "Exported model", "best": "Best model", "last": "Newest weights"}
+
+
+def evaluation_details(
+    folder: RunFolder, snapshot: RunSnapshot, is_paused_here: bool, is_under_way: bool
+) -> dict[str, Any]:
+    """Returns the `form`, the `figures` with their `caption` and `note`, and the `answers`, which
+    are None where there are none. `unfinished` says how much of an evaluation that was broken off
+    is done, unless it `is_under_way`; `problem` says what cannot be read.
+    """
+    found = read_evaluations(folder.path)
+    benchmarks = read_benchmarks(folder.path)
+    latest = found.latest
+    is_broken_off = latest is not None and not latest.is_over and not is_under_way
+    figures = [] if latest is None else evaluation_figures(latest)
+    figures += benchmark_figures(benchmarks.results)
+    shown = figures[:MOST_ROWS]
+    problems = [found.problem, benchmarks.problem]
+    if len(figures) > MOST_ROWS:
+        problems.append(f"The latest {MOST_ROWS} of {len(figures):,} results are shown.")
+    return {
+        "form": _form(folder, snapshot, latest, is_paused_here) | {"goes_on": is_broken_off},
+        "figures": [figure_row(figure) for figure in shown],
+        "caption": "" if latest is None or not shown else _caption(latest),
+        "note": "" if latest is None else latest.began.note,
+        "unfinished": _unfinished(latest) if latest is not None and is_broken_off else "",
+        "answers": None if latest is None else _answers(latest),
+        "problem": " ".join(filter(None, problems)),
+        "command": {"label": "Without a browser", "text": _command(folder)},
+    }
+
+
+def _command(folder: RunFolder) -> str:
+    runs = str(folder.path.resolve().parent)
+    return f"{program_command()} {shlex.join(['eval', folder.id, '--runs-dir', runs])}"
+
+
+# ---------------------------------------------------------------------- the form
+
+
+def _form(
+    folder: RunFolder, snapshot: RunSnapshot, latest: Evaluation | None, is_paused_here: bool
+) -> dict[str, Any]:
+    rows = _count(snapshot.data.get("eval_examples"))
+    weights = [] if is_paused_here else _weights(folder)
+    speed = FORWARD * _speed(snapshot)
+    wanted = Wanted(tasks=(), answers=FIRST_ANSWERS, limit=FIRST_LIMIT)
+    if latest is not None:
+        wanted = latest.began.wanted
+    limit = FIRST_LIMIT if wanted.limit is None and not wanted.tasks else wanted.limit
+    return {
+        "can_evaluate": is_paused_here or bool(weights),
+        "weights": weights,
+        "rows": rows,
+        "about_rows": _about_rows(rows, snapshot, speed),
+        "about_answers": _about_answers(latest),
+        "has_harness": _has_harness(),
+        "install": INSTALL,
+        "tasks": _tasks(latest, speed, limit),
+        "chosen": {
+            "validation": bool(rows) and (latest is None or wanted.validation),
+            "answers": bool(rows) and (latest is None or bool(wanted.answers)),
+            "count": wanted.answers or FIRST_ANSWERS,
+            "blind": wanted.is_blind,
+            "tasks": [task.name for task in KNOWN_TASKS if task.name in wanted.tasks],
+            "own": wanted.own,
+            "limit": limit,
+            "chat": wanted.chat,
+        },
+    }
+
+
+def _has_harness() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("lm_eval") is not None
+
+
+def _weights(folder: RunFolder) -> list[dict[str, str]]:
+    """Returns the trained weights that can be evaluated: first those of the export, or what one
+    would take.
+    """
+    weights = []
+    if safe_files.is_file(folder.export_path / "config.json", folder.root):
+        weights.append({"value": "", "label": _WHOSE["export"]})
+    saved = saved_steps(folder.checkpoints_path, folder.best_path)
+    order = ("best", "last") if _export_from(folder) == "best" else ("last", "best")
+    steps: dict[int, str] = {}
+    for value in order:
+        step = saved.best if value == "best" else saved.newest
+        if step is not None:
+            steps.setdefault(step, value)
+    for step, value in steps.items():
+        weights.append({"value": value, "label": f"{_WHOSE[value]}, step {step:,}"})
+    return weights
+
+
+def _export_from(folder: RunFolder) -> ExportFrom:
+    try:
+        return folder.config.output.export_from
+    except RamstreamError:
+        return "last"
+
+
+def _speed(snapshot: RunSnapshot) -> float:
+    """Returns how many tokens a second the run trained, or NaN where that is not known."""
+    speeds = sorted(snapshot.steps.tokens_per_second)
+    return speeds[len(speeds) // 2] if speeds else math.nan
+
+
+def _about_rows(rows: int, snapshot: RunSnapshot, speed: float) -> str:
+    if not rows:
+        return "This run has no validation rows."
+    seconds = 2 * _count(snapshot.data.get("eval_tokens")) / speed if speed else math.nan
+    return " · ".join(filter(None, (f"{rows:,} rows", _about_time(seconds))))
+
+
+def _about_answers(latest: Evaluation | None) -> str:
+    """Returns how long answers took last time, since that is not known before."""
+    answered = [] if latest is None else list(latest.answered.values())
+    return f"{_about_time(sum(one.seconds for one in answered))} last time" if answered else ""
+
+
+def _about_time(seconds: float) -> str:
+    return f"about {in_time(max(1, seconds))}" if math.isfinite(seconds) else ""
+
+
+def _tasks(latest: Evaluation | None, speed: float, limit: int | None) -> list[dict[str, str]]:
+    """Returns the tasks that are offered, with how long both models take for `limit` samples."""
+    written = [] if latest is None else list(latest.answered.values())
+    tokens = sum(one.tokens for one in written)
+    pace = sum(one.seconds for one in written) / tokens if tokens else math.nan
+    tasks = []
+    for task in KNOWN_TASKS:
+        read, write = task.work(limit)
+        seconds = 2 * (read / speed if speed else math.nan)
+        if write:
+            seconds += 2 * write * pace
+        tasks.append({"name": task.name, "about": task.about, "time": _about_time(seconds)})
+    return tasks
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and value > 0 else 0
+
+
+# ---------------------------------------------------------------------- the figures
+
+
+def figure_row(figure: Figure) -> dict[str, str]:
+    """Returns a row of the table of figures."""
+    count = "" if figure.count is None else f"{figure.count:,} {figure.of}"
+    interval = figure.interval
+    between = ""
+    if interval is not None:
+        between = f"95 %: {_signed(figure, interval.low)} to {_signed(figure, interval.high)}"
+    return {
+        "name": figure.name,
+        "about": ", ".join(filter(None, (count, figure.how))),
+        "base": _value(figure, figure.base),
+        "trained": _value(figure, figure.trained),
+        "difference": _change(figure),
+        "interval": between,
+        "word": _word(figure),
+        "tone": {True: "good", False: "bad", None: "calm"}[figure.is_better],
+    }
+
+
+def _word(figure: Figure) -> str:
+    if figure.interval is None or figure.higher_is_better is None:
+        return ""
+    return {True: "better", False: "worse", None: "within chance"}[figure.is_better]
+
+
+def _value(figure: Figure, value: float | None) -> str:
+    if figure.unit == "loss":
+        return in_loss(value)
+    if value is None or figure.unit != "share":
+        return in_digits(value)
+    return in_share(value)
+
+
+def _change(figure: Figure) -> str:
+    """Returns the difference; that of two shares is in percentage points."""
+    if figure.difference is None:
+        return "–"
+    text = _signed(figure, figure.difference)
+    return f"{text} points" if figure.unit == "share" else text
+
+
+def _signed(figure: Figure, value: float) -> str:
+    """Returns a difference with its sign, and as many digits as its interval leaves certain."""
+    scale = 100 if figure.unit == "share" else 1
+    width = abs(figure.difference or value)
+    if figure.interval is not None:
+        width = (figure.interval.high - figure.interval.low) / 2
+    digits = 2 if width <= 0 else max(0, 1 - math.floor(math.log10(scale * width)))
+    text = f"{scale * abs(value):,.{min(digits, MOST_DIGITS)}f}"
+    sign = "+" if value > 0 else "−"
+    return text if not float(text.replace(",", "")) else sign + text
+
+
+def _caption(latest: Evaluation) -> str:
+    """Returns which weights the figures of the rows are of."""
+    began = latest.began
+    step = "" if began.step is None else f", step {began.step:,}"
+    day = time.strftime("%Y-%m-%d", time.localtime(began.time))
+    return f"{_WHOSE[began.weights]}{step}, in {began.dtype}, {day}"
+
+
+def _unfinished(latest: Evaluation) -> str:
+    done, total = latest.parts_done()
+    return f"Not complete: {done} of {total} parts are done and kept. Continue does the rest."
+
+
+# ---------------------------------------------------------------------- answers
+
+
+def _answers(latest: Evaluation) -> dict[str, Any] | None:
+    pairs = list(pairs_of(latest))
+    if not pairs:
+        return None
+    count = tally(latest)
+    rows: Sequence[dict[str, Any]]
+    if latest.is_hidden:
+        rows = [_hidden_row(latest, pair) for pair in pairs]
+    else:
+        rows = [_open_row(latest, pair) for pair in pairs]
+    return {
+        "id": latest.began.id,
+        "is_hidden": latest.is_hidden,
+        "rows": rows,
+        "left": count.left,
+        "sentence": "" if latest.is_hidden or not latest.began.wanted.is_blind else _counted(count),
+    }
+
+
+def _hidden_row(latest: Evaluation, pair: Pair) -> dict[str, Any]:
+    """Returns a row of which nobody is told the sides."""
+    answers = {"base": pair.base.answer, "trained": pair.trained.answer}
+    left, right = sides_of(latest, pair.number)
+    return {
+        "number": pair.number,
+        "prompt": pair.base.prompt,
+        "expected": pair.base.expected,
+        "left": answers[left],
+        "right": answers[right],
+        "is_open": not pair.is_same and pair.number not in latest.votes,
+    }
+
+
+def _open_row(latest: Evaluation, pair: Pair) -> dict[str, Any]:
+    return {
+        "prompt": pair.base.prompt,
+        "expected": pair.base.expected,
+        "base": pair.base.answer,
+        "trained": pair.trained.answer,
+        "is_base_right": pair.base.answer == pair.base.expected,
+        "is_trained_right": pair.trained.answer == pair.trained.expected,
+        "preferred": latest.votes.get(pair.number, ""),
+    }
+
+
+def _counted(count: Tally) -> str:
+    """Returns what the votes say."""
+    sentence = (
+        f"You preferred the trained model {_times(count.trained)}, the one before training "
+        f"{_times(count.base)}, and neither {_times(count.same)}."
+    )
+    return f"{sentence} {count.left:,} were not voted on." if count.left else sentence
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
