@@ -37,6 +37,7 @@ PAGES = (
     "docs/planner.md",
     "docs/record.md",
     "docs/remote.md",
+    "docs/serve.md",
     "docs/verdict.md",
 )
 FOLDERS = "engine|app|tests|assets|presets|docs"

@@ -4,6 +4,7 @@ what it exports and answers with, is of its best step. In Chromium, on the real 
 
 from __future__ import annotations
 
+import httpx
 import pytest
 from playwright.sync_api import expect
 
@@ -82,3 +83,24 @@ def test_an_overfitting_run_takes_home_its_best_and_says_so(blank, server, tmp_p
         assert shown and shown == transformers_answer(taken, question, TOKENS)
         page.get_by_role("button", name="New chat").click()
         expect(one).to_have_count(0)
+
+    # Programs get the same answers, with what the view gives them.
+    open_view(page, "export")
+    serving = page.locator("[data-part=serve]")
+    serving.get_by_role("button", name="Start serving").click()
+    expect(serving.get_by_role("button", name="Stop serving")).to_be_focused()
+    url, key, model = (
+        serving.get_by_label(label, exact=True).inner_text()
+        for label in ("Base URL", "API key", "Model")
+    )
+    asked = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": TOKENS}
+    said = httpx.post(
+        f"{url}/chat/completions",
+        json={"model": model, "temperature": 0} | asked,
+        headers={"authorization": f"Bearer {key}"},
+        timeout=60,
+    ).json()["choices"][0]["message"]["content"]
+    assert said.strip() == transformers_answer(taken, QUESTIONS[0], TOKENS)
+    expect(serving.get_by_label("curl", exact=True)).to_contain_text(f'"model":"{model}"')
+    serving.get_by_role("button", name="Stop serving").click()
+    expect(serving.get_by_label("API key")).to_have_count(0)

@@ -45,6 +45,8 @@ BODIES = {
     "/api/chat/stop": {},
     "/api/chat/new": {},
     "/api/chat/unload": {},
+    "/api/serve/start": {"run_id": RUN},
+    "/api/serve/stop": {},
     "/api/runs/{run_id}/control": {"command": "no command"},
     "/api/runs/{run_id}/describe": {"name": "A name", "note": "A note", "tags": ["a"]},
     "/api/runs/{run_id}/change": {"values": {"train.learning_rate": 1e-4}},

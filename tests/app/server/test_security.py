@@ -139,7 +139,7 @@ def test_of_gradio_only_what_the_page_needs_is_served(app, routes, login):
     gradios = [
         route
         for route in routes
-        if not route[1].startswith(("/api/", "/ramstream/")) and route[1] != LOGIN_PATH
+        if not route[1].startswith(("/api/", "/ramstream/", "/v1/")) and route[1] != LOGIN_PATH
     ]
     closed = [route for route in gradios if not is_needed(route[0], route[1])]
     assert set(refused(app, closed, cookie).values()) == {404}

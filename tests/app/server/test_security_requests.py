@@ -91,6 +91,8 @@ def test_every_route_that_is_posted_to_has_a_body_here(app):
     posted = {
         route.path for route in app.routes if "POST" in (getattr(route, "methods", None) or ())
     }
+    # What needs the key of OpenAI's API has its wrong bodies beside its routes.
+    posted = {path for path in posted if not path.startswith("/v1/")}
     assert posted == {*BODIES, "/api/{rest:path}", "/ramstream/{rest:path}", "/login"}
 
 

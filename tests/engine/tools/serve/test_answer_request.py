@@ -143,3 +143,21 @@ def test_what_would_change_the_answer_or_is_wrong_is_refused(fields, word):
 def test_a_completion_is_refused_likewise(fields):
     with pytest.raises(RequestFault):
         completion(**fields)
+
+
+WRONG = [None, True, -1, 0.5, 10**400, 1e308, "", "x" * 9999, "\x00", [], [[]], [None], {}]
+WRONG += [{"a": {}}, {"": None}, ["x"] * 500, [10**400], [{"role": []}]]
+WRONG += [[{"role": "user", "content": [{"type": {}}]}]]
+FIELDS = {"model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature"}
+FIELDS |= {"top_p", "top_k", "min_p", "seed", "n", "stop", "stream", "stream_options", "logprobs"}
+FIELDS |= {"top_logprobs", "tools", "logit_bias", "response_format", "best_of", "echo", "suffix"}
+
+
+@pytest.mark.parametrize("name", sorted(FIELDS))
+def test_whatever_a_field_holds_is_read_or_refused(name):
+    for value in WRONG:
+        for ask in (chat, completion):
+            try:
+                ask(**{name: value})
+            except RequestFault as fault:
+                assert 0 < len(str(fault)) < 300
