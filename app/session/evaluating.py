@@ -98,5 +98,5 @@ def _title(folder: RunFolder) -> str:
 
 def _allowed(sentence: str, allows_code: bool) -> bool:
     if not allows_code:
-        raise DataError(f"{sentence} Read them, then tick “It may run programs”.")
+        raise DataError(f"{sentence} Read them, then tick “My task may run its programs”.")
     return True

@@ -19,9 +19,12 @@ from app.verdict.outcome import Outcome, outcome
 from engine import safe_files
 from engine.errors import RunError
 from engine.files import bytes_in
-from engine.runs.record.following import replay
+from engine.runs.record.following import EVENTS_FILE, replay
 from engine.runs.record.run_folder import RunFolder
 from engine.runs.record.snapshot import RunSnapshot
+from engine.runs.summaries.benchmark_results import RESULTS_FILE
+from engine.runs.summaries.evaluation_results import EVALUATIONS_FILE
+from engine.runs.summaries.evaluation_summary import read_summary
 from engine.runs.summaries.sparkline import Sparkline, read_sparkline
 
 GROWN_SECONDS = 5.0
@@ -35,8 +38,8 @@ class _Kept:
     """A scan, and the state of the run's folder at the time."""
 
     scan: RunScan
-    record: tuple[int, int]
-    """Size and modification time of the record."""
+    record: tuple[int, ...]
+    """Sizes and modification times of what was read."""
     read_at: float
     """Monotonic time at which the record was read."""
     sized_at: float
@@ -91,13 +94,17 @@ class RunScans:
             return True
         return now - kept.read_at >= GROWN_SECONDS and kept.record != self._state_of(run_id)
 
-    def _state_of(self, run_id: str) -> tuple[int, int]:
-        """Returns the size and the modification time of a run's record; zeros if there is none."""
-        try:
-            stat = safe_files.lstat(RunFolder(self._runs_dir / run_id).events_path, self._runs_dir)
-        except OSError:
-            return 0, 0
-        return (0, 0) if stat is None else (stat.st_size, stat.st_mtime_ns)
+    def _state_of(self, run_id: str) -> tuple[int, ...]:
+        """Returns the sizes and the modification times of a run's record and of its evaluations;
+        zeros for what is not there.
+        """
+        state: list[int] = []
+        for name in (EVENTS_FILE, EVALUATIONS_FILE, RESULTS_FILE):
+            stat = None
+            with contextlib.suppress(OSError):
+                stat = safe_files.lstat(self._runs_dir / run_id / name, self._runs_dir)
+            state += (0, 0) if stat is None else (stat.st_size, stat.st_mtime_ns)
+        return tuple(state)
 
     def _scan_all(self) -> None:
         """Scans the wanted runs one after the other; the thread runs this."""
@@ -134,7 +141,12 @@ class RunScans:
 def scanned(folder: RunFolder) -> RunScan:
     """Returns a new scan of a run."""
     sparkline = read_sparkline(folder.events_path)
-    return RunScan(sparkline, bytes_in(folder.path), _outcome(folder.events_path, sparkline))
+    return RunScan(
+        sparkline,
+        bytes_in(folder.path),
+        read_summary(folder.path),
+        _outcome(folder.events_path, sparkline),
+    )
 
 
 def _outcome(path: Path, sparkline: Sparkline) -> Outcome | None:

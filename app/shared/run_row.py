@@ -4,15 +4,26 @@ are plain data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.labels import STATE_TONES, in_bytes, in_loss, in_share, in_time, state_label, state_tone
+from app.labels import (
+    STATE_TONES,
+    in_bytes,
+    in_digits,
+    in_loss,
+    in_share,
+    in_time,
+    state_label,
+    state_tone,
+)
 from app.shared.run_bar import actions_in
 from app.verdict.findings import Tone
 from app.verdict.outcome import WRONG, Outcome
 from engine.runs.record.before_training import Worse
+from engine.runs.summaries.evaluation_figures import Figure
+from engine.runs.summaries.evaluation_summary import NOT_EVALUATED, EvaluationSummary
 from engine.runs.summaries.listing import RunSummary
 from engine.runs.summaries.sparkline import NO_SPARKLINE, Sparkline
 from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
@@ -40,6 +51,7 @@ class RunScan:
     sparkline: Sparkline = NO_SPARKLINE
     folder_bytes: int | None = None
     """Bytes of the files in the run's folder; None if they were not counted yet."""
+    evaluation: EvaluationSummary = NOT_EVALUATED
     outcome: Outcome | None = None
     """What came of a run that has finished, as on its page; None where that is not known."""
 
@@ -119,6 +131,7 @@ def _run_row(run: RunSummary, weights: Weights, scan: RunScan, is_busy: bool) ->
         "before": _before(sparkline),
         "worse": "" if sparkline.worse is None else _worse(sparkline.worse),
         "accuracy": _answered(sparkline),
+        "evaluated": _evaluated(scan.evaluation),
         "size": "" if scan.folder_bytes is None else in_bytes(scan.folder_bytes),
         "bytes": scan.folder_bytes,
         "has_export": weights.has_export,
@@ -171,6 +184,25 @@ def _answered(sparkline: Sparkline) -> dict[str, str]:
         return {"share": "–", "count": "not tested yet"}
     count = f"{sparkline.correct:,} of {sparkline.total:,} answers right"
     return {"share": in_share(sparkline.accuracy), "count": count}
+
+
+def _evaluated(found: EvaluationSummary) -> dict[str, str]:
+    """Returns the loss, the right answers and the results of tasks, before training and after, as
+    in 6.073 → 0.111.
+    """
+    tasks = [f"{one.name.partition(':')[0]} {_both(one, in_digits)}" for one in found.tasks]
+    return {
+        "loss": _both(found.loss, in_loss),
+        "right": _both(found.right, in_share),
+        "tasks": ", ".join(tasks),
+    }
+
+
+def _both(figure: Figure | None, as_text: Callable[[float], str]) -> str:
+    if figure is None or figure.trained is None:
+        return "–"
+    before = "" if figure.base is None else f"{as_text(figure.base)} → "
+    return before + as_text(figure.trained)
 
 
 def _worse(worse: Worse) -> str:

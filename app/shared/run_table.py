@@ -12,6 +12,7 @@ from typing import Any
 
 from app.labels import STATE_LABELS, state_label
 from app.shared.run_row import NO_WEIGHTS, NOT_SCANNED, RunScan, Weights, shown_word
+from engine.runs.summaries.evaluation_figures import Figure
 from engine.runs.summaries.listing import RunSummary
 
 SHOWN_AT_FIRST = 50
@@ -59,6 +60,11 @@ class Order:
     """Whether all runs must be scanned before they can be sorted."""
 
 
+def _difference(figure: Figure | None) -> float | None:
+    """Returns by how much training has changed a figure."""
+    return None if figure is None else figure.difference
+
+
 ORDERS = {
     "started": Order(lambda listed: listed.run.created, falls=True),
     "name": Order(lambda listed: listed.run.name.casefold()),
@@ -68,6 +74,8 @@ ORDERS = {
     "loss": Order(lambda listed: listed.run.loss),
     "validation": Order(lambda at: at.scan.sparkline.validation_loss, False, True),
     "accuracy": Order(lambda at: at.scan.sparkline.accuracy, True, True),
+    "evaluated_loss": Order(lambda at: _difference(at.scan.evaluation.loss), False, True),
+    "evaluated_right": Order(lambda at: _difference(at.scan.evaluation.right), True, True),
     "steps": Order(lambda listed: listed.run.step, falls=True),
     "time": Order(lambda listed: listed.run.seconds, falls=True),
     "size": Order(lambda at: at.scan.folder_bytes, True, True),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from app.labels import in_digits, in_loss, in_share, in_time
@@ -24,7 +24,12 @@ from engine.runs.summaries.evaluation_figures import (
     benchmark_figures,
     evaluation_figures,
 )
-from engine.runs.summaries.evaluation_results import Evaluation, Wanted, read_evaluations
+from engine.runs.summaries.evaluation_results import (
+    Evaluation,
+    Evaluations,
+    Wanted,
+    read_evaluations,
+)
 from engine.tools.evaluate.known_tasks import INSTALL, KNOWN_TASKS
 from engine.training.checkpoints.saved_on_disk import saved_steps
 
@@ -48,23 +53,30 @@ def evaluation_details(
     found = read_evaluations(folder.path)
     benchmarks = read_benchmarks(folder.path)
     latest = found.latest
-    is_broken_off = latest is not None and not latest.is_over and not is_under_way
-    figures = [] if latest is None else evaluation_figures(latest)
+    of_rows = _newest(found, lambda one: bool(evaluation_figures(one)))
+    answered = _newest(found, lambda one: bool(one.answered))
+    figures = [] if of_rows is None else evaluation_figures(of_rows)
     figures += benchmark_figures(benchmarks.results)
-    shown = figures[:MOST_ROWS]
     problems = [found.problem, benchmarks.problem]
     if len(figures) > MOST_ROWS:
         problems.append(f"The latest {MOST_ROWS} of {len(figures):,} results are shown.")
+    is_broken_off = latest is not None and not latest.is_over and not is_under_way
+    form = _form(folder, snapshot, latest, answered, is_paused_here)
     return {
-        "form": _form(folder, snapshot, latest, is_paused_here) | {"goes_on": is_broken_off},
-        "figures": [figure_row(figure) for figure in shown],
-        "caption": "" if latest is None or not shown else _caption(latest),
-        "note": "" if latest is None else latest.began.note,
+        "form": form | {"goes_on": is_broken_off},
+        "figures": [figure_row(figure) for figure in figures[:MOST_ROWS]],
+        "caption": "" if of_rows is None else _caption(of_rows),
+        "note": "" if of_rows is None else of_rows.began.note,
         "unfinished": _unfinished(latest) if latest is not None and is_broken_off else "",
-        "answers": None if latest is None else _answers(latest),
+        "answers": None if answered is None else _answers(answered),
         "problem": " ".join(filter(None, problems)),
         "command": {"label": "Without a browser", "text": _command(folder)},
     }
+
+
+def _newest(found: Evaluations, has: Callable[[Evaluation], bool]) -> Evaluation | None:
+    """Returns the newest evaluation that has something."""
+    return next(filter(has, reversed(found.found)), None)
 
 
 def _command(folder: RunFolder) -> str:
@@ -76,7 +88,11 @@ def _command(folder: RunFolder) -> str:
 
 
 def _form(
-    folder: RunFolder, snapshot: RunSnapshot, latest: Evaluation | None, is_paused_here: bool
+    folder: RunFolder,
+    snapshot: RunSnapshot,
+    latest: Evaluation | None,
+    answered: Evaluation | None,
+    is_paused_here: bool,
 ) -> dict[str, Any]:
     rows = _count(snapshot.data.get("eval_examples"))
     weights = [] if is_paused_here else _weights(folder)
@@ -90,10 +106,10 @@ def _form(
         "weights": weights,
         "rows": rows,
         "about_rows": _about_rows(rows, snapshot, speed),
-        "about_answers": _about_answers(latest),
+        "about_answers": _about_answers(answered),
         "has_harness": _has_harness(),
         "install": INSTALL,
-        "tasks": _tasks(latest, speed, limit),
+        "tasks": _tasks(answered, speed, limit),
         "chosen": {
             "validation": bool(rows) and (latest is None or wanted.validation),
             "answers": bool(rows) and (latest is None or bool(wanted.answers)),
@@ -152,19 +168,20 @@ def _about_rows(rows: int, snapshot: RunSnapshot, speed: float) -> str:
     return " · ".join(filter(None, (f"{rows:,} rows", _about_time(seconds))))
 
 
-def _about_answers(latest: Evaluation | None) -> str:
+def _about_answers(answered: Evaluation | None) -> str:
     """Returns how long answers took last time, since that is not known before."""
-    answered = [] if latest is None else list(latest.answered.values())
-    return f"{_about_time(sum(one.seconds for one in answered))} last time" if answered else ""
+    if answered is None:
+        return ""
+    return f"{_about_time(sum(one.seconds for one in answered.answered.values()))} last time"
 
 
 def _about_time(seconds: float) -> str:
     return f"about {in_time(max(1, seconds))}" if math.isfinite(seconds) else ""
 
 
-def _tasks(latest: Evaluation | None, speed: float, limit: int | None) -> list[dict[str, str]]:
+def _tasks(answered: Evaluation | None, speed: float, limit: int | None) -> list[dict[str, str]]:
     """Returns the tasks that are offered, with how long both models take for `limit` samples."""
-    written = [] if latest is None else list(latest.answered.values())
+    written = [] if answered is None else list(answered.answered.values())
     tokens = sum(one.tokens for one in written)
     pace = sum(one.seconds for one in written) / tokens if tokens else math.nan
     tasks = []

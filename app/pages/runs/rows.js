@@ -11,6 +11,7 @@ const WIDTH = 96,
 const PIN = "M9 3h6M10 3v6l-3 5h10l-3-5V3M12 14v7";
 
 const UNKNOWN = "–";
+const BOTH = "before training → trained";
 
 const LABELS = {
     resume: "Resume",
@@ -33,6 +34,9 @@ const cells = {
     validation: (run) => [run.validation, run.before],
     accuracy: ({ accuracy }) => [accuracy.share, accuracy.count],
     loss: (run) => [run.loss],
+    evaluated_loss: ({ evaluated }) => [evaluated.loss, BOTH],
+    evaluated_right: ({ evaluated }) => [evaluated.right, BOTH],
+    tasks: ({ evaluated }) => [evaluated.tasks || UNKNOWN, evaluated.tasks],
     steps: (run) => [run.steps],
     model: (run) => [shortened(run.model), run.model],
     data: (run) => [shortened(run.data), run.data],

@@ -17,7 +17,7 @@ from typing import Literal
 
 from engine.runs.record.evaluations import FEWEST_ROWS, RowLosses, paired_error
 from engine.runs.summaries.benchmark_results import BenchmarkResult, latest
-from engine.runs.summaries.evaluation_results import Evaluation, LossMeasured
+from engine.runs.summaries.evaluation_results import Evaluation, Evaluations, LossMeasured
 
 LOSS, AHEAD, RIGHT = "Validation loss", "Chosen answer likelier", "Answers right"
 _ERRORS = 1.96
@@ -98,6 +98,17 @@ def evaluation_figures(evaluation: Evaluation) -> list[Figure]:
         if flags:
             figures.append(_share(name, flags.get("base"), flags.get("trained"), of))
     return figures
+
+
+def figures_of(evaluations: Evaluations, step: int | None) -> list[Figure]:
+    """Returns the figures of the validation rows in the latest evaluation of the weights of
+    `step`.
+    """
+    for evaluation in reversed(evaluations.found):
+        figures = [one for one in evaluation_figures(evaluation) if one.trained is not None]
+        if figures and evaluation.began.step == step:
+            return figures
+    return []
 
 
 def benchmark_figures(results: Sequence[BenchmarkResult]) -> list[Figure]:

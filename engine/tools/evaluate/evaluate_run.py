@@ -29,6 +29,7 @@ from engine.runs.record.following import Follower, catch_up
 from engine.runs.record.run_folder import RunFolder, open_run
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.benchmark_results import append_benchmarks, latest, read_benchmarks
+from engine.runs.summaries.evaluation_figures import figures_of
 from engine.runs.summaries.evaluation_results import (
     LOSS,
     MATCHED,
@@ -59,7 +60,7 @@ from engine.tools.evaluate.harness import (
 from engine.tools.evaluate.validation import ValidationRows, validation_rows
 from engine.training.checkpoints.restore import newest_checkpoint
 from engine.training.checkpoints.saved_on_disk import saved_steps
-from engine.training.export.model_card import CARD, with_benchmarks
+from engine.training.export.model_card import CARD, with_results
 from engine.training.loop.paused_calls import PausedCalls
 
 if TYPE_CHECKING:
@@ -329,11 +330,12 @@ def _add_to_card(folder: RunFolder, measured: MeasuredWeights) -> None:
     results = [
         one
         for one in latest(read_benchmarks(folder.path).results)
-        if MeasuredWeights(one.weights, one.step, one.dtype) == of_export
+        if one.weights == "base" or MeasuredWeights(one.weights, one.step, one.dtype) == of_export
     ]
+    figures = figures_of(read_evaluations(folder.path), measured.step)
     with contextlib.suppress(OSError, ValueError):
         text = safe_files.read_text(card, folder.root)
-        safe_files.write_whole(card, with_benchmarks(text, results), folder.root)
+        safe_files.write_whole(card, with_results(text, results, figures), folder.root)
 
 
 def _keep(work: _Work, line: Line) -> None:

@@ -46,6 +46,8 @@ from engine.runs.record.following import Follower, catch_up
 from engine.runs.record.run_folder import open_run
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.benchmark_results import latest, read_benchmarks
+from engine.runs.summaries.evaluation_figures import figures_of
+from engine.runs.summaries.evaluation_results import read_evaluations
 from engine.runs.summaries.exports import NotedExport, note_export
 from engine.runtime.host.host_states import HostStates
 from engine.training.checkpoints.checkpoint import CheckpointInfo
@@ -140,10 +142,13 @@ def export_run(
         snapshot = RunSnapshot()
         catch_up(snapshot, Follower(run.events_path))
         step, known = opened.checkpoint.step, read_benchmarks(run.path)
-        measured = [one for one in latest(known.results) if one.step == step]
+        measured = [
+            one for one in latest(known.results) if one.step == step or one.weights == "base"
+        ]
+        figures = figures_of(read_evaluations(run.path), step)
         whole_class = opened.model.whole_class
         ends = ends_of_run(snapshot.data, config.data, opened.tokenizer)
-        exported = Exported(step, dtype, measured, adapters is not None, whole_class, ends)
+        exported = Exported(step, dtype, measured, adapters is not None, whole_class, ends, figures)
         card = model_card(config, snapshot, exported)
         trained = TrainedModel(
             opened.model,

@@ -21,6 +21,7 @@ from engine.runs.record.before_training import worse_than_before
 from engine.runs.record.event_tables import EvalTable
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.benchmark_results import BenchmarkResult
+from engine.runs.summaries.evaluation_figures import Figure
 from engine.text import counted
 
 CARD = "README.md"
@@ -82,7 +83,7 @@ _REWARDS = (
     ("rewards/accuracies", "Pairs with the chosen answer ahead", "{:.1%}"),
 )
 """Figures of preferences among the results, with their labels and formats."""
-_BENCHMARKS = "## Benchmarks"
+_EVALUATION, _BENCHMARKS = "## Evaluation", "## Benchmarks"
 _LOADING = """## How to load it
 
 ```python
@@ -132,13 +133,15 @@ class Exported:
     step: int
     dtype: str
     benchmarks: Sequence[BenchmarkResult] = ()
-    """Benchmarks of these weights; empty where there are none."""
+    """Benchmarks of these weights and of those before training; empty where there are none."""
     is_adapter: bool = False
     """An adapter was written, without its base model."""
     whole_class: str = ""
     """Class in transformers of a model that also reads images or sound."""
     ends: Sequence[str] = ()
     """Tokens that were trained to end an answer."""
+    figures: Sequence[Figure] = ()
+    """These weights beside those before training; empty where they were not evaluated."""
 
 
 def model_card(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -> str:
@@ -150,6 +153,7 @@ def model_card(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -
         _origin(config, snapshot, exported),
         _worse(snapshot, exported.step),
         _results(snapshot, exported.step, config.objective.name),
+        _evaluation(exported.figures),
         _benchmarks(exported.benchmarks),
         _data(config, snapshot),
         _settings(config, snapshot),
@@ -259,25 +263,64 @@ def _rewards(evals: EvalTable, step: int) -> list[tuple[str, str]]:
     return rows
 
 
-def _benchmarks(results: Sequence[BenchmarkResult]) -> str:
-    if not results:
+def _evaluation(figures: Sequence[Figure]) -> str:
+    """Returns the section on the trained model beside the one before training."""
+    if not figures:
         return ""
     rows = []
-    for one in results:
+    for one in figures:
+        between = (
+            "" if one.interval is None else f"{one.interval.low:+.4f} to {one.interval.high:+.4f}"
+        )
+        change = "" if one.difference is None else f"{one.difference:+.4f}"
+        of = "" if one.count is None else f"{one.count:,} {one.of}"
+        rows.append([one.name, _number(one.base), _number(one.trained), change, between, of])
+    heads = ["", "Before training", "Trained", "Difference", "95 % interval", "Of"]
+    return (
+        f"{_EVALUATION}\n\nBoth models on the validation rows of the run; shares are from 0 to 1."
+        f"\n\n{_lines(heads, rows)}"
+    )
+
+
+def _benchmarks(results: Sequence[BenchmarkResult]) -> str:
+    """Returns the section on benchmarks. Results of the model before training have a column beside
+    those of the trained one.
+    """
+    trained = [one for one in results if one.weights != "base"]
+    if not trained:
+        return ""
+    bases = {_asked(one): one.value for one in results if one.weights == "base"}
+    has_bases = any(_asked(one) in bases for one in trained)
+    rows = []
+    for one in trained:
         error = "" if one.error is None else f"{one.error:.4f}"
         value = "not finite" if one.value is None else f"{one.value:.4f}"
         shots = "" if one.shots is None else str(one.shots)
         samples = "" if one.samples is None else f"{one.samples:,}"
         named = [_cell(one.task), _cell(one.metric) + (", chat template" if one.chat else "")]
-        rows.append([*named, value, error, shots, samples, one.dtype])
+        before = [_number(bases.get(_asked(one)))] if has_bases else []
+        rows.append([*named, value, error, shots, samples, one.dtype, *before])
     heads = ["Task", "Metric", "Value", "Standard error", "Shots", "Samples", "Computed in"]
-    lines = [heads, ["---"] * len(heads), *rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    versions = ", ".join(sorted({one.harness for one in results}))
+    heads += ["Before training"] if has_bases else []
+    versions = ", ".join(sorted({one.harness for one in trained}))
     return (
         f"{_BENCHMARKS}\n\nlm-evaluation-harness {versions} asked, and Ramstream answered with "
-        f"these weights.\n\n{table}"
+        f"these weights.\n\n{_lines(heads, rows)}"
     )
+
+
+def _asked(one: BenchmarkResult) -> tuple[object, ...]:
+    return (one.task, one.metric, one.shots, one.limit, one.chat, one.dtype)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _lines(heads: list[str], rows: list[list[str]]) -> str:
+    """Returns a table in Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cell(text: str) -> str:
@@ -285,16 +328,20 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def with_benchmarks(card: str, results: Sequence[BenchmarkResult]) -> str:
-    """Returns a card with the table of these results, in the place of an earlier table or before
-    the section on data. The rest of the card is unchanged.
+def with_results(
+    card: str, results: Sequence[BenchmarkResult], figures: Sequence[Figure] = ()
+) -> str:
+    """Returns a card with the tables of these figures and results, in the place of earlier tables
+    or before the section on data. The rest of the card is unchanged.
     """
-    section = _benchmarks(results)
-    kept = re.sub(rf"^{_BENCHMARKS}\n.*?(?=^## |\Z)", "", card, flags=re.MULTILINE | re.DOTALL)
-    if not section:
+    kept = card
+    for title in (_EVALUATION, _BENCHMARKS):
+        kept = re.sub(rf"^{title}\n.*?(?=^## |\Z)", "", kept, flags=re.MULTILINE | re.DOTALL)
+    sections = "\n\n".join(filter(None, (_evaluation(figures), _benchmarks(results))))
+    if not sections:
         return kept
     before, data, after = kept.partition("\n## Data\n")
-    return f"{before.rstrip()}\n\n{section}\n{data}{after}"
+    return f"{before.rstrip()}\n\n{sections}\n{data}{after}"
 
 
 def _data(config: TrainConfig, snapshot: RunSnapshot) -> str:

@@ -99,6 +99,12 @@ def test_what_is_done_is_kept_when_it_is_cancelled_and_the_rest_is_done_then(
     assert loss["difference"].startswith("−") and loss["interval"].startswith("95 %: −")
     assert shown["unfinished"] == "" and shown["caption"].startswith("Best model, step ")
 
+    def row():
+        return get(session, "/api/runs?sort=evaluated_loss").json()["runs"][0]["evaluated"]
+
+    wait_for(lambda: "→" in row()["loss"])  # a thread reads it
+    assert row()["loss"].split(" → ") == [loss["base"], loss["trained"]]
+
 
 def test_votes_are_counted_and_the_sides_are_told_after_the_last(session, trained):
     start(session, trained, validation=False)
@@ -173,6 +179,7 @@ def test_results_of_tasks_are_rows_with_how_they_were_asked(tmp_path):
     shown = evaluation_of(session, folder)
     names = [f"{one.task}: {one.metric}" for one in SEVERAL]
     assert sorted(row["name"] for row in shown["figures"]) == sorted(names)
+    assert shown["caption"] == ""  # each row says of which weights it is
     (folder.path / EVALUATIONS_FILE).write_bytes(b"\xff\n{}\n")
     shown = evaluation_of(session, folder)
     assert shown["problem"] == f"2 lines of {EVALUATIONS_FILE} are damaged and left out."

@@ -109,6 +109,8 @@ def test_validation_rows_give_the_figures_of_the_run_itself(command, trained):
 
     code, out = command(parts=("--validation",))
     assert code == 0 and "The exported weights of step" in out
+    card = (trained.export_path / "README.md").read_text()
+    assert card.count("## Evaluation") == card.count("\n| Validation loss | ") == 1
     line = r"^Validation loss +\d\.\d{4} +\d\.\d{4} +-\d\.\d{4} +-.+ to -.+ 16 rows$"
     assert re.search(line, out, re.MULTILINE)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import yaml
 
@@ -17,8 +19,9 @@ from engine.runs.record.events import (
 )
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.benchmark_results import append_benchmarks
+from engine.runs.summaries.evaluation_figures import Figure, Interval
 from engine.training.export.export import export_run
-from engine.training.export.model_card import Exported, model_card, with_benchmarks
+from engine.training.export.model_card import Exported, model_card, with_results
 from engine.training.loop.run import start_run
 from tests.support.folders import make_config
 from tests.support.measured import SEVERAL, measured
@@ -83,18 +86,35 @@ def test_a_card_has_the_benchmarks_of_its_weights_and_takes_new_ones():
     assert card.index("## Results") < card.index("## Benchmarks") < card.index("## Data")
     plain = model_card(config_with(), TRAINED, Exported(4, "bfloat16"))
     assert "## Benchmarks" not in plain
-    assert with_benchmarks(plain, SEVERAL[:2]) == card
-    assert with_benchmarks(card, ()) == plain
-    more = with_benchmarks(card, SEVERAL)
+    assert with_results(plain, SEVERAL[:2]) == card
+    assert with_results(card, ()) == plain
+    more = with_results(card, SEVERAL)
     assert more.count("## Benchmarks") == 1 and more.count("| arc_easy | acc |") == 1
     assert more.replace(more.split("## Benchmarks")[1].split("## Data")[0], "") == card.replace(
         card.split("## Benchmarks")[1].split("## Data")[0], ""
     )
 
 
+def test_a_card_has_the_model_before_training_beside_the_trained_one():
+    figures = [
+        Figure("Validation loss", "loss", 3.5, 1.25, Interval(-2.5, -2.0), False, 40, "rows"),
+        Figure("Answers right", "share", None, 0.75, None, True, 1200, "prompts"),
+    ]
+    results = [SEVERAL[0], replace(SEVERAL[0], weights="base", step=None, value=0.5)]
+    card = model_card(config_with(), TRAINED, Exported(4, "bfloat16", results, figures=figures))
+    assert (
+        "| Validation loss | 3.5000 | 1.2500 | -2.2500 | -2.5000 to -2.0000 | 40 rows |\n"
+        "| Answers right |  | 0.7500 |  |  | 1,200 prompts |\n"
+    ) in card
+    assert "| arc_easy | acc | 0.7321 | 0.0091 | 0 | 2,376 | bfloat16 | 0.5000 |" in card
+    plain = model_card(config_with(), TRAINED, Exported(4, "bfloat16", results[1:]))
+    assert "## Benchmarks" not in plain and "## Evaluation" not in plain
+    assert with_results(plain, results, figures) == card == with_results(card, results, figures)
+
+
 def test_a_card_that_a_person_wrote_keeps_their_words():
     mine = "# Mine\n\n## Benchmarks\n\nold\n\n## Words\n\nof mine\n"
-    found = with_benchmarks(mine, [measured("a|b\nc", chat=True, value=None, error=None)])
+    found = with_results(mine, [measured("a|b\nc", chat=True, value=None, error=None)])
     assert found.startswith("# Mine\n\n## Words\n\nof mine\n\n## Benchmarks\n\n")
     assert "| a\\|b c | acc, chat template | not finite |  | 0 | 2,376 | bfloat16 |" in found
     assert "old" not in found
