@@ -225,10 +225,10 @@ def _export(arguments: argparse.Namespace) -> int:
     planned = planned_export(run, Path(arguments.folder), choice)
     if planned is not None:
         show(planned.sentence)
-    checkpoint = export_run(arguments.runs_dir, arguments.run_id, arguments.folder, choice)
-    for sentence in checkpoint.skipped:
+    exported = export_run(arguments.runs_dir, arguments.run_id, arguments.folder, choice)
+    for sentence in exported.notes:
         print(f"Note: {sentence}", file=sys.stderr)
-    show(f"Exported the model of {checkpoint.in_words} to {arguments.folder}")
+    show(f"Exported the model of {exported.in_words} to {arguments.folder}")
     return 0
 
 

@@ -27,7 +27,7 @@ def export_work(
         found = engine.export_run(
             run.path.parent, run.id, target, choice=choice, progress=job.progress
         )
-        return " ".join([f"Exported the model of {found.in_words} to {target}.", *found.skipped])
+        return " ".join([f"Exported the model of {found.in_words} to {target}.", *found.notes])
 
     return work
 

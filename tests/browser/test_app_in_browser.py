@@ -99,10 +99,13 @@ def test_the_whole_job(page, context, server):
     size = page.locator("[data-field=export-size]")
     expect(size).to_have_text(re.compile(r"^[\d.]+ .iB to write, [\d.]+ .iB free\.$"))
     page.locator("[data-part=export] form button").last.click()
+    checked = "Checked: 10 rows of the data have the tokens that were trained."
     text = f"Exported the model of step 60 (the best weights) to {server.folder / 'exported'}."
-    expect(page.locator("[data-field=export-caption]")).to_have_text(text)
+    expect(page.locator("[data-field=export-caption]")).to_have_text(f"{text} {checked}")
     newest = page.locator(".rs-exports li").first
     expect(newest).to_contain_text(str(server.folder / "exported"))
+    both = re.compile(f"{checked}.*{checked}", re.DOTALL)
+    expect(page.locator(".rs-exports")).to_contain_text(both)
     newest.get_by_text("Download (").click()
     with page.expect_download() as download:
         newest.get_by_role("link", name="config.json", exact=True).click()

@@ -89,7 +89,7 @@ class FakeEngine:
         if folder.name == "full":
             raise RunError("The disk is full.")
         self.asked.append((run_id, folder, choice))
-        return SimpleNamespace(in_words="step 7", skipped=())
+        return SimpleNamespace(in_words="step 7", notes=())
 
     def push(self, folder, repository, private, progress):
         progress(1, 2)

@@ -17,7 +17,7 @@ from engine.errors import RamstreamError
 from engine.model.lora.peft_folder import CONFIG as ADAPTER_CONFIG
 from engine.paths import program_command
 from engine.runs.record.run_folder import RunFolder
-from engine.runs.summaries.exports import NotedExport, noted_exports
+from engine.runs.summaries.exports import OTHER_TOKENS, NotedExport, noted_exports
 from engine.safe_files import FileFault
 from engine.training.checkpoints.saved_on_disk import SavedSteps, saved_steps
 from engine.training.export.export_size import export_sizes
@@ -36,6 +36,8 @@ class _Exported:
     is_adapter: bool
     file: str = ""
     """Name of the GGUF file in it, if it has one."""
+    check: str = ""
+    """Sentence on whether it reads the run's data as they were trained."""
 
     @property
     def as_dict(self) -> dict[str, Any]:
@@ -43,6 +45,8 @@ class _Exported:
         return {
             "path": self.path,
             "about": self.about,
+            "check": self.check,
+            "is_other": self.check.startswith(OTHER_TOKENS),
             "files": [{"name": name, "bytes": size} for name, size in files.items()],
         }
 
@@ -140,14 +144,19 @@ def _own_export(folder: RunFolder, there: SavedSteps) -> tuple[list[_Exported], 
     which = "Best model" if step is not None and step == there.best else "Model"
     words = which if step is None else f"{which} (step {step:,})"
     is_adapter = safe_files.is_file(folder.export_path / ADAPTER_CONFIG, folder.root)
-    return [_Exported(str(path), f"{words}; only your account can read it", is_adapter)], ""
+    about = f"{words}; only your account can read it"
+    checks = {each.path: each.check for each in noted_exports(folder.root, folder.id)}
+    return [_Exported(str(path), about, is_adapter, check=checks.get(str(path), ""))], ""
 
 
 def _other_exports(folder: RunFolder) -> list[_Exported]:
     found = []
+    own = str(folder.path.resolve() / folder.export_path.name)
     for noted in noted_exports(folder.root, folder.id):
+        if noted.path == own:
+            continue
         about = f"Step {noted.step:,}, {_kind(noted)}, {noted.dtype}"
-        found.append(_Exported(noted.path, about, noted.is_adapter, noted.file))
+        found.append(_Exported(noted.path, about, noted.is_adapter, noted.file, noted.check))
     return found
 
 

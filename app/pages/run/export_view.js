@@ -174,7 +174,7 @@ function aboutLogin(hasToken) {
     return [`${what} You are not logged in: run `, el("code", {}, "hf auth login"), "."];
 }
 
-function exportNode(run, { path, about, files }) {
+function exportNode(run, { path, about, check, is_other, files }) {
     const code = el("code", {}, path);
     const button = el(
         "button",
@@ -187,6 +187,7 @@ function exportNode(run, { path, about, files }) {
         "Copy path",
     );
     const parts = [code, el("small", {}, about)];
+    if (check) parts.push(el("small", { class: is_other ? "rs-error" : "" }, check));
     if (files.length) parts.push(downloads(run, path, files));
     return el("li", {}, el("div", {}, ...parts), button);
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,19 @@ _FAILED = RejectedExample("the tokenizer fails on its text")
 _PLAIN_WORDS = "The quick brown fox, 123."
 _Read = list[Rendered] | RejectedExample | Text | Segments | Tokens
 """An example as texts from a template, or as it is."""
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """The text of a document, with its tokens."""
+
+    text: str
+    ids: list[int]
+    """Its tokens, cut to max_seq_len."""
+    is_framed: bool
+    """Whether the text itself has its begin and end tokens, as text from a template does."""
+    is_typed: bool
+    """Whether characters in the text stand in for special tokens that a person typed."""
 
 
 class Encoder:
@@ -109,6 +122,25 @@ class Encoder:
             else:
                 found.append(self._encoded(example, tokenized))
         return found
+
+    def tokenized(self, example: Single) -> list[TokenizedText]:
+        """Returns the documents of an example that is no pair, as texts with their tokens; none of
+        one that is skipped, or that has no text of its own.
+        """
+        (read,) = self._render([example], set())
+        if isinstance(read, list):
+            found = [(text, next(self._tokenize([text]))) for text in read]
+            return [
+                TokenizedText(text.text, each.ids.tolist(), text.framed, text.typed)
+                for text, documents in found
+                if not isinstance(documents, RejectedExample)
+                for each in documents
+            ]
+        (encoded,) = self.encode([example])
+        if not isinstance(read, Text) or isinstance(encoded, RejectedExample):
+            return []
+        ids = encoded.documents[0].ids.tolist()
+        return [TokenizedText(read.text, ids, is_framed=False, is_typed=False)]
 
     def _of_text(self, text: Text, ids: np.ndarray | None) -> AcceptedExample | RejectedExample:
         """Returns a text with its tokens, int32[T], as one document, however long it is. Only where

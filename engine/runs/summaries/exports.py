@@ -17,6 +17,8 @@ from msgspec.json import Decoder, Encoder
 from engine import safe_files
 
 EXPORTS_FILE = "exports.jsonl"
+OTHER_TOKENS = "Not read as it was trained"
+"""Beginning of a `check` that names a difference."""
 LARGEST_FILE = 16 << 20
 """Bytes above which the file is not read: it has tens of thousands of exports."""
 
@@ -35,6 +37,8 @@ class NotedExport:
     """End of the export, in Unix seconds."""
     file: str = ""
     """Name of the GGUF file in the folder, if it has one."""
+    check: str = ""
+    """Sentence on whether it reads the run's data as they were trained."""
 
 
 _decode = Decoder(NotedExport).decode

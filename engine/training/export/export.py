@@ -20,6 +20,7 @@ from torch import nn
 
 from engine import safe_files
 from engine.config.adapters import Adapters
+from engine.config.data_settings import DataConfig
 from engine.config.export_choice import (
     AS_CONFIGURED,
     GGUF,
@@ -50,15 +51,17 @@ from engine.runs.summaries.evaluation_figures import figures_of
 from engine.runs.summaries.evaluation_results import read_evaluations
 from engine.runs.summaries.exports import NotedExport, note_export
 from engine.runtime.host.host_states import HostStates
-from engine.training.checkpoints.checkpoint import CheckpointInfo
 from engine.training.export.export_adapter import save_adapter
 from engine.training.export.export_parts import parts_of, write_parts
 from engine.training.export.export_size import planned_export, refuse_full_disk
 from engine.training.export.gguf_file import GgufFile
 from engine.training.export.gguf_known import gguf_file_name
+from engine.training.export.gguf_tokenizer import Vocabulary
 from engine.training.export.model_card import CARD, Exported, model_card
 from engine.training.export.modelfile import MODELFILE, modelfile
+from engine.training.export.same_tokens import same_tokens
 from engine.training.export.weight_files import WeightFiles
+from engine.training.export.write_tokenizer import write_tokenizer
 from engine.training.weights.earlier_run import stands_beside_source
 from engine.training.weights.multimodal_weights import Source
 from engine.training.weights.open_for_sampling import open_checkpoint
@@ -86,6 +89,8 @@ class TrainedModel:
     """Adapters, which are then written alone; None where the whole model is."""
     ends: tuple[str, ...] = ()
     """Ids of the tokens that were trained to end an answer."""
+    data: DataConfig | None = None
+    """Data that were trained on, with whose tokens those of the export are compared."""
 
     @property
     def written_dtype(self) -> str:
@@ -113,14 +118,37 @@ class TrainedModel:
         return Source.of(self.model, self.source)
 
 
+@dataclass(frozen=True)
+class Written:
+    """What an export has written."""
+
+    bytes: int
+    check: str = ""
+    """Sentence on whether it reads the run's data as they were trained."""
+    file: str = ""
+    """Name of a GGUF file."""
+
+
+@dataclass(frozen=True)
+class ExportedRun:
+    """Which weights of a run were exported."""
+
+    step: int
+    in_words: str
+    notes: tuple[str, ...]
+    """Sentences on checkpoints that could not be used, and on whether the export reads the run's
+    data as they were trained.
+    """
+
+
 def export_run(
     runs_dir: str | os.PathLike[str],
     run_id: str,
     folder: str | os.PathLike[str],
     choice: ExportChoice = AS_CONFIGURED,
     progress: Progress = no_progress,
-) -> CheckpointInfo:
-    """Writes the model from a run's checkpoint to `folder`, and returns which checkpoint was used.
+) -> ExportedRun:
+    """Writes the model from a run's checkpoint to `folder`, and returns which weights it has.
 
     `choice` names the weights and the dtype. The folder must be empty or missing. An exception
     from `progress` cancels the export, and no files are left.
@@ -159,16 +187,16 @@ def export_run(
             card,
             adapters,
             ends,
+            config.data,
         )
-        file = ""
         if is_gguf:
-            file = write_gguf(trained, target, cast(GgufType, dtype), config.name, progress)
+            written = write_gguf(trained, target, cast(GgufType, dtype), config.name, progress)
         else:
-            write_model(trained, target, progress, replaces=False)
-        is_adapter = adapters is not None
-        noted = NotedExport(run_id, str(target), step, dtype, is_adapter, time.time(), file)
-        note_export(Path(runs_dir), noted)
-        return opened.checkpoint
+            written = write_model(trained, target, progress, replaces=False)
+        about = step, dtype, adapters is not None, time.time(), written.file, written.check
+        note_export(Path(runs_dir), NotedExport(run_id, str(target), *about))
+        used = opened.checkpoint
+        return ExportedRun(step, used.in_words, (*used.skipped, *filter(None, [written.check])))
 
 
 def _dtype_of_weights(choice: ExportChoice) -> str:
@@ -200,9 +228,8 @@ def adapters_alone(config: TrainConfig, form: str | None = None) -> Adapters | N
 
 def write_model(
     trained: TrainedModel, folder: Path, progress: Progress = no_progress, replaces: bool = True
-) -> int:
-    """Writes a model into a temporary folder next to `folder`, renames it into place and returns
-    the bytes written.
+) -> Written:
+    """Writes a model into a temporary folder next to `folder`, and renames it into place.
 
     In the model's own dtype, weights are views of the planes, without a second copy: the values
     that the model computed with. If some of them live on the device, they are copied from there, a
@@ -216,7 +243,7 @@ def write_model(
     only an empty one.
     """
 
-    def fill(partial: Path, written: Callable[[float], None]) -> None:
+    def fill(partial: Path, written: Callable[[float], None]) -> str:
         if trained.adapters is not None:
             named = trained.source, trained.written_dtype, partial
             save_adapter(trained.model, trained.host_states, trained.adapters, named)
@@ -224,7 +251,7 @@ def write_model(
         else:
             with no_progress_bars():
                 _save(trained, _empty_copy(trained), partial, written)
-        trained.tokenizer.save_pretrained(partial)
+        served = write_tokenizer(trained.tokenizer, partial)
         if trained.whole is not None:
             trained.whole.copy_files(partial, trained.written_dtype)
             settings = _generation_config(trained)
@@ -236,31 +263,43 @@ def write_model(
             safe_files.write_whole(partial / MODELFILE, text, partial, durable=False)
         if trained.card:
             safe_files.write_whole(partial / CARD, trained.card, partial, durable=False)
+        return _check(trained, served, None)
 
     folder = Path(folder).expanduser().absolute()
-    _write_folder(folder, trained.bytes, progress, replaces, fill)
+    check = _write_folder(folder, trained.bytes, progress, replaces, fill)
+    return Written(_bytes_in(folder), check)
+
+
+def _bytes_in(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _check(trained: TrainedModel, served: Any, file: Vocabulary | None) -> str:
+    if trained.data is None:
+        return ""
+    return same_tokens(trained.data, trained.tokenizer, served, file)
 
 
 def write_gguf(
     trained: TrainedModel, folder: Path, kind: GgufType, name: str, progress: Progress = no_progress
-) -> str:
+) -> Written:
     """Writes a model as a GGUF file into `folder`, which must be empty or missing, with a Modelfile
-    for Ollama, and returns the name of the file. name: of the run.
+    for Ollama. name: of the run.
 
     Adapters are merged. Otherwise it is as for `write_model`.
     """
     file = GgufFile(trained.model, trained.tokenizer, trained.ends, kind)
     file_name = gguf_file_name(name, kind)
 
-    def fill(partial: Path, written: Callable[[float], None]) -> None:
+    def fill(partial: Path, written: Callable[[float], None]) -> str:
         parts = parts_of(trained.model, trained.host_states, _empty_copy(trained))
         file.write(partial / file_name, name, parts, written)
         text = modelfile(trained.tokenizer, trained.ends, f"./{file_name}")
         safe_files.write_whole(partial / MODELFILE, text, partial, durable=False)
+        return _check(trained, None, file.vocabulary)
 
-    _write_folder(folder, file.bytes, progress, False, fill)
-    return file_name
+    check = _write_folder(folder, file.bytes, progress, False, fill)
+    return Written(_bytes_in(folder), check, file_name)
 
 
 def _write_folder(
@@ -268,10 +307,10 @@ def _write_folder(
     needed: int,
     progress: Progress,
     replaces: bool,
-    fill: Callable[[Path, Callable[[float], None]], None],
-) -> None:
-    """Lets `fill` write `needed` bytes into a temporary folder next to `folder`, and renames it
-    into place.
+    fill: Callable[[Path, Callable[[float], None]], str],
+) -> str:
+    """Lets `fill` write `needed` bytes into a temporary folder next to `folder`, renames it into
+    place, and returns what `fill` has returned.
     """
     refuse_full_disk(folder, needed, disk_free(folder))
     partial = folder.with_name(f".{folder.name}.partial")
@@ -286,10 +325,11 @@ def _write_folder(
         safe_files.remove_tree(partial, folder.parent)
         partial.mkdir()
         written(0.0)
-        fill(partial, written)
+        check = fill(partial, written)
         open_to_others(partial)
         written(1.0)
         _put_in_place(partial, folder, replaces)
+        return check
     except BaseException as error:
         with contextlib.suppress(OSError):
             safe_files.remove_tree(partial, folder.parent)

@@ -37,7 +37,7 @@ class GgufFile:
         self._model = model
         self._kind = kind
         self._family: Family = family_of(model.config)
-        self._vocabulary: Vocabulary = vocabulary(tokenizer, model.config.vocab_size, ends)
+        self.vocabulary: Vocabulary = vocabulary(tokenizer, model.config.vocab_size, ends)
 
     @property
     def bytes(self) -> int:
@@ -58,7 +58,7 @@ class GgufFile:
 
         writer = gguf.GGUFWriter(path, self._family.name)
         self._family.write(writer, title)
-        self._vocabulary.write(writer)
+        self.vocabulary.write(writer)
         writer.add_file_type(_file_type(self._kind))
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         more = self._family.more()

@@ -32,11 +32,12 @@ _ITEM_BYTES = {"q8_0": 1 + 2 / BLOCK, "bfloat16": 2, "float16": 2, "float32": 4}
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
-_SPLITS = {
-    _CONTRACTIONS + _WORDS + r"|\p{N}" + _REST: "qwen2",
-    _CONTRACTIONS + _WORDS + r"|\p{N}{1,3}" + _REST: "llama-bpe",
+PATTERNS = {
+    "qwen2": _CONTRACTIONS + _WORDS + r"|\p{N}" + _REST,
+    "llama-bpe": _CONTRACTIONS + _WORDS + r"|\p{N}{1,3}" + _REST,
 }
-"""llama.cpp's names for the patterns that divide a text (llama-vocab.cpp)."""
+"""Patterns that divide a text, by llama.cpp's names (llama-vocab.cpp)."""
+_NAMES = {pattern: name for name, pattern in PATTERNS.items()}
 OTHER_TOKENIZER = (
     "llama.cpp does not divide texts as this model's tokenizer does, so there is no GGUF file of "
     "it. Export a folder. SmolLM2, Qwen2.5, Qwen3, Llama, Mistral 7B and Gemma 3 can be GGUF files."
@@ -99,7 +100,7 @@ def _of_bytes(content: dict[str, Any]) -> TokenizerKind | None:
     elif has_own_pattern and kinds == ["Digits"] and steps[0].get("individual_digits"):
         name = "smollm"
     elif not has_own_pattern and kinds == ["Split"] and steps[0]["behavior"] == "Isolated":
-        name = _SPLITS.get(steps[0]["pattern"].get("Regex"))
+        name = _NAMES.get(steps[0]["pattern"].get("Regex"))
     # llama.cpp takes whole words that are tokens, without merging them, where the name says so.
     if name is None or (name == "llama-bpe") != bool(content["model"].get("ignore_merges")):
         return None

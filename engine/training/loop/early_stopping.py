@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,9 +22,10 @@ from engine.planning.layout.layout import WEIGHT_PLANES
 from engine.runs.record.events import ExportWritten
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.record.validation import Score, ValidationScores
+from engine.runs.summaries.exports import OTHER_TOKENS, NotedExport, note_export
 from engine.text import counted
 from engine.training.checkpoints.restore import load_checkpoint
-from engine.training.export.export import TrainedModel, adapters_alone, write_model
+from engine.training.export.export import TrainedModel, Written, adapters_alone, write_model
 from engine.training.export.model_card import Exported, model_card
 from engine.training.loop.best_weights import BestWeights
 from engine.training.loop.evaluation import Evaluator
@@ -199,7 +201,7 @@ class EarlyStopping:
         progress(0, 1, "Writing the model")
         self.unexported = None
         try:
-            size = self._write(step, config)
+            written = self._write(step, config)
         except Exception as error:  # noqa: BLE001  whatever it is, the model is trained
             note_memory(error, self._prepared.planned.breakdown.note)
             failed = failure_of(error, self._prepared.chosen.gpu_items)
@@ -210,11 +212,14 @@ class EarlyStopping:
             return
         progress(1, 1, "Written")
         self._session.recorder.emit(
-            ExportWritten(step, str(folder.export_path.relative_to(folder.path)), size)
+            ExportWritten(step, str(folder.export_path.relative_to(folder.path)), written.bytes)
         )
+        if written.check:
+            is_other = written.check.startswith(OTHER_TOKENS)
+            self._session.log("warning" if is_other else "info", written.check)
 
-    def _write(self, step: int, config: TrainConfig) -> int:
-        """Writes the model; returns its bytes."""
+    def _write(self, step: int, config: TrainConfig) -> Written:
+        """Writes the model."""
         prepared, folder = self._prepared, self._session.folder
         trained = TrainedModel(
             prepared.model,
@@ -233,8 +238,12 @@ class EarlyStopping:
             ends=ends,
         )
         card = model_card(config, self._session.recorder.snapshot, exported)
-        trained = replace(trained, card=card, adapters=adapters, ends=ends)
-        return write_model(trained, folder.export_path)
+        trained = replace(trained, card=card, adapters=adapters, ends=ends, data=config.data)
+        written = write_model(trained, folder.export_path)
+        path = str(folder.path.resolve() / folder.export_path.name)
+        about = step, trained.written_dtype, adapters is not None, time.time(), "", written.check
+        note_export(folder.root, NotedExport(folder.id, path, *about))
+        return written
 
 
 @dataclass(frozen=True)

@@ -389,8 +389,9 @@ def test_an_export_to_another_folder_is_known_and_used(session):
         target = Path(home()["folder"])
         target.mkdir(parents=True)
         note_export(runs, NotedExport(folder.id, str(target), 7, "bfloat16", False, float(number)))
-        first = {"path": str(target), "about": "Step 7, model, bfloat16", "files": []}
-        assert home()["exports"][0] == first
+        newest = home()["exports"][0]
+        assert (newest["path"], newest["about"]) == (str(target), "Step 7, model, bfloat16")
+        assert newest["files"] == [] and newest["check"] == "" and not newest["is_other"]
         assert home()["pushed"] == str(target)
         assert f"vllm serve {target}" in [row["text"] for row in home()["uses"]]
     assert [Path(each["path"]).name for each in home()["exports"]] == [
@@ -398,6 +399,11 @@ def test_an_export_to_another_folder_is_known_and_used(session):
         folder.id,
         "export",
     ]
+    own = str(folder.export_path.resolve())  # it is shown once, with what was found of it
+    says = "Not read as it was trained: line 1 differs."
+    note_export(runs, NotedExport(folder.id, own, 7, "bfloat16", False, 9.0, check=says))
+    shown = [(each["path"], each["check"]) for each in home()["exports"] if each["is_other"]]
+    assert shown == [(own, says)] and len(home()["exports"]) == 3
     content = bytes(range(256)) * 5000
     (target / "model é.gguf").write_bytes(content)
     (target / "link").symlink_to(EXPORTS_FILE)

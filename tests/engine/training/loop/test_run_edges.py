@@ -242,7 +242,7 @@ def test_export_takes_the_newest_checkpoint_that_verifies_and_says_so(tmp_path):
     (tmp_path / "real").mkdir()
     os.symlink(tmp_path / "real", link)
     found = export_run(tmp_path / "runs", run.id, link)
-    assert found.step == 6 and "step-8" in found.skipped[0]
+    assert found.step == 6 and "step-8" in found.notes[0]
     assert (tmp_path / "real" / "model.safetensors").exists()
 
 
