@@ -99,6 +99,8 @@ class HeldTicket:
     def require(self) -> None:
         self.backend.run_until(self)
 
+    finish = require
+
 
 @functools.lru_cache(maxsize=16)
 def _plain(family: str, **changes: Any) -> torch.nn.Module:

@@ -17,6 +17,7 @@ transformers lets a program register an attention function and the function that
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -184,14 +185,19 @@ def _rows_attention(call: _Call, heads: Heads, seen: torch.Tensor) -> torch.Tens
     if call.others.get("position_bias") is not None:
         raise ModelError("A bias by position cannot be given to rows of a cache.")
     query, key, value = heads
-    out = torch_functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=seen,
-        scale=call.scaling,
-        enable_gqa=key.shape[1] != query.shape[1],
-    )
+    kernels: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if query.is_cuda and not torch.are_deterministic_algorithms_enabled():
+        # Only cuDNN's kernel takes a mask and shared keys; torch prefers others by default.
+        kernels = sdpa_kernel(KERNELS, set_priority=True)
+    with kernels:
+        out = torch_functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=seen,
+            scale=call.scaling,
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
     return out.transpose(1, 2).contiguous()
 
 

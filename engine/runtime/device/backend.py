@@ -30,6 +30,11 @@ class Ticket(Protocol):
         finished. Raises its error if it failed.
         """
 
+    def finish(self) -> None:
+        """Waits until the op has finished, whatever was submitted after it. Raises its error if it
+        failed.
+        """
+
 
 class Backend(Protocol):
     """A backend runs ops on the lanes of one device and manages the memory of that device."""

@@ -30,6 +30,9 @@ class DoneTicket:
     def require(self) -> None:
         """Returns at once: the op has run."""
 
+    def finish(self) -> None:
+        """Returns at once: the op has run."""
+
 
 class CpuBackend:
     """Runs all lanes in the caller's thread, in plan order."""

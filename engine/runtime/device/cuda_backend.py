@@ -103,6 +103,9 @@ class _Ticket:
         if self.error is not None:
             raise self.error
 
+    def finish(self) -> None:
+        self.require()
+
 
 class _DeviceTicket(_Ticket):
     """A device ticket identifies an op of a stream, with one event at its start and one at its
@@ -120,6 +123,10 @@ class _DeviceTicket(_Ticket):
         start = seconds + anchor.elapsed_time(self.start) / 1e3
         end = seconds + anchor.elapsed_time(self.end) / 1e3
         return start, end
+
+    def finish(self) -> None:
+        self.require()
+        self.end.synchronize()
 
 
 class _HostTicket(_Ticket):

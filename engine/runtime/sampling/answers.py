@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from engine.runtime.sampling.drawing import GREEDY, Drawing
 
@@ -29,8 +29,7 @@ class AnswerLimits:
         return most
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """A token that was drawn for a row."""
 
     row: int
@@ -43,7 +42,7 @@ class SampledToken:
     """Why the answer ends with it; None while it continues. An end token is no part of it."""
 
 
-@dataclass
+@dataclass(eq=False, slots=True)
 class Row:
     """A prompt and its answer so far."""
 

@@ -18,6 +18,8 @@ MOST_TOP_LOGPROBS = 20
 """Most likeliest tokens that can be returned with a drawn one."""
 _ROWS_AT_ONCE = 128
 """Rows whose probabilities exist at once, since those of a large vocabulary take much memory."""
+_BLOCK = 512
+"""Tokens whose probabilities are summed at once."""
 _MASK_53 = (1 << 53) - 1
 
 
@@ -141,16 +143,38 @@ def drawn_tokens(
     likeliest = logits.argmax(-1)
     divisor = torch.where(temperature > 0, temperature, 1.0).float()
     probabilities = torch.softmax(logits / divisor[:, None], -1)
-    least = (min_p.float() * probabilities.amax(-1))[:, None]
+    # The likeliest token is so likely, and stays so whatever is left out.
+    least = min_p.float()[:, None] * probabilities.gather(-1, likeliest[:, None])
     if ordered:
         probabilities = _within_top(probabilities, top_p, top_k)
     probabilities = torch.where(probabilities >= least, probabilities, 0.0)
-    # Sums in float64 grow from token to token wherever there is a probability.
-    sums = probabilities.double().cumsum(-1)
-    sought = (uniforms * sums[:, -1])[:, None]
-    drawn = torch.searchsorted(sums, sought, right=True).squeeze(-1)
-    drawn = drawn.clamp(max=logits.shape[-1] - 1)
+    drawn = _first_beyond(probabilities, uniforms)
     return torch.where(temperature > 0, drawn, likeliest)
+
+
+def _first_beyond(weights: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """Returns the first index at which the sum of `weights`, float32 [rows, n], exceeds a share of
+    the whole, float64 [rows]: int64 [rows].
+
+    The sum of blocks shows in which block it is, so only that block is summed element by element.
+    """
+    rows, count = weights.shape
+    blocks = -(-count // _BLOCK)
+    if blocks * _BLOCK != count:
+        weights = torch.nn.functional.pad(weights, (0, blocks * _BLOCK - count))
+    weights = weights.view(rows, blocks, _BLOCK)
+    # Sums in float64 grow from element to element wherever there is a weight.
+    ends = weights.sum(-1, dtype=torch.float64).cumsum(-1)
+    sought = (shares * ends[:, -1])[:, None]
+    block = torch.searchsorted(ends, sought, right=True).clamp_(max=blocks - 1)
+    within = weights.gather(1, block[:, :, None].expand(-1, -1, _BLOCK)).squeeze(1)
+    before = ends.gather(-1, block) - within.sum(-1, dtype=torch.float64, keepdim=True)
+    sums = before + within.double().cumsum(-1)
+    # Rounding may put the sum of a block beyond that of its elements: then it is the last of them
+    # that has a weight.
+    last = (_BLOCK - 1) - (within > 0).flip(-1).int().argmax(-1, keepdim=True)
+    place = torch.minimum(torch.searchsorted(sums, sought, right=True), last)
+    return (block * _BLOCK + place).squeeze(-1)
 
 
 def _within_top(

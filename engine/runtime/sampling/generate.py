@@ -19,6 +19,7 @@ from typing import Any
 from engine.data.tokens.trained_ends import ids_of
 from engine.errors import CacheError
 from engine.model.build.pretrained_files import ids_of_end, load_generation_config
+from engine.runtime.device.graph_recorder import Recorder
 from engine.runtime.sampling.answers import AnswerLimits, Found, Row, SampledToken
 from engine.runtime.sampling.drawing import GREEDY, MOST_TOP_LOGPROBS, Drawing
 from engine.runtime.sampling.kv_cache import CacheCost, try_cache
@@ -94,7 +95,7 @@ class Decoding:
                 one = row.take(token, logprob, top)
                 sampled.append(one)
                 if one.finish is not None:
-                    self._drop(row)
+                    decoder.drop(row)
         return sampled
 
     @staticmethod
@@ -113,11 +114,6 @@ class Decoding:
             self._waiting = [row for row in self._waiting if row not in too_long]
             self._uncached.admit(too_long)
         self._decoder.admit(self._waiting)
-
-    def _drop(self, row: Row) -> None:
-        for decoder in (self._decoder, self._uncached):
-            if row in decoder.rows:
-                decoder.drop(row)
 
     def close(self) -> None:
         """Frees all memory."""
@@ -148,21 +144,31 @@ class Sampler:
         """
         return try_cache(self.engine)
 
+    @cached_property
+    def _recorder(self) -> Recorder | None:
+        """Records steps. Each recorder leaves some memory of its stream to the device's libraries,
+        so there is only one.
+        """
+        backend = self.engine.backend
+        return backend.recorder() if backend.device.type == "cuda" else None
+
     @contextlib.contextmanager
-    def decoding(self) -> Iterator[Decoding]:
-        """Opens a `Decoding` on the current weights, and frees its memory in the end."""
+    def decoding(self, looks_ahead: bool = True) -> Iterator[Decoding]:
+        """Opens a `Decoding` on the current weights, and frees its memory in the end. If it
+        `looks_ahead`, a step may go on between two calls, so nobody else may use the engine.
+        """
         with self.engine.on_same_weights():
-            opened = Decoding(self.engine, self._decoder())
+            opened = Decoding(self.engine, self._decoder(looks_ahead))
             try:
                 yield opened
             finally:
                 opened.close()
 
-    def _decoder(self) -> Decoder:
+    def _decoder(self, looks_ahead: bool) -> Decoder:
         # Half of the free memory is left for the activations of a pass.
         budget = self.engine.backend.free_memory() // 2
         if self.rows_cost is not None:
-            return StaticDecoder(self.engine, self.rows_cost, budget)
+            return StaticDecoder(self.engine, self.rows_cost, budget, self._recorder, looks_ahead)
         if self.cache_cost is not None:
             return GroupedDecoder(self.engine, self.cache_cost, budget)
         return UncachedDecoder(self.engine)
@@ -202,7 +208,7 @@ class Sampler:
         """
         if limits.longest(len(prompt)) <= len(prompt):
             return
-        with self.decoding() as decoding:
+        with self.decoding(looks_ahead=False) as decoding:
             decoding.add(prompt, limits, drawing)
             while not decoding.is_idle:
                 for sampled in decoding.step():

@@ -10,17 +10,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 
 from engine.errors import CacheError
-from engine.runtime.device.graph_recorder import Recorder, Recording
+from engine.planning.schedule.ops import Lane
+from engine.runtime.device.backend import Ticket
+from engine.runtime.device.graph_recorder import Recorder
 from engine.runtime.sampling.answers import Found, Row
 from engine.runtime.sampling.drawing import MOST_TOP_LOGPROBS, DrawingState, Drawn
 from engine.runtime.sampling.kv_cache import CacheCost
 from engine.runtime.sampling.rows_cache import POSITIONS, RowsCache, computed_prompts
-from engine.runtime.step.inference_passes import PASS_TOKENS
+from engine.runtime.step.inference_passes import PASS_TOKENS, RecordedPass
 from engine.runtime.step.streaming_engine import StreamingEngine
 
 MOST_ROWS = 512
@@ -29,6 +32,31 @@ _RECORDED_POSITIONS = 256
 """A recorded step reads a multiple of so many positions."""
 _MOST_RECORDINGS = 24
 """Recordings that are kept at most, since each takes memory and time to make."""
+
+
+class _Key(NamedTuple):
+    """A kind of step, which has a recording of its own."""
+
+    rows: int
+    positions: int
+    ordered: bool
+    """Whether probabilities are sorted."""
+    top: bool
+    """Whether the likeliest tokens are returned."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step whose tokens are on their way to the host."""
+
+    rows: dict[int, Row]
+    """The rows at their places when it began."""
+    drawn: torch.Tensor
+    """Tokens and logarithms of their probabilities, float64 [2, places]."""
+    top: torch.Tensor
+    """The same of the likeliest tokens, float64 [2, places, number asked for]."""
+    ticket: Ticket
+    is_recorded: bool
 
 
 class _Lines:
@@ -58,22 +86,34 @@ class _Lines:
 
 
 class StaticDecoder:
-    """Decodes rows of `engine` within `budget` bytes of cache. `cost` is what a row takes."""
+    """Decodes rows of `engine` within `budget` bytes of cache. `cost` is what a row takes, and
+    `recorder` records steps; it is None where they run as they are. looks_ahead: whether a step may
+    be under way between two calls, in which case nobody else may use the engine.
+    """
 
-    def __init__(self, engine: StreamingEngine, cost: CacheCost, budget: int):
+    def __init__(
+        self,
+        engine: StreamingEngine,
+        cost: CacheCost,
+        budget: int,
+        recorder: Recorder | None,
+        looks_ahead: bool,
+    ):
         self._engine, self._cost, self._budget = engine, cost, budget
+        self._recorder, self._looks_ahead = recorder, looks_ahead
         self._cache: RowsCache | None = None
         self._lines: _Lines | None = None
         self._places: dict[int, Row] = {}
         """The rows under way, by their places in the cache."""
+        self._left: list[int] = []
+        """Places of rows that have ended, which still move on the device."""
         self._fresh: list[Row] = []
         """Rows whose prompts are not computed."""
-        self._recorder: Recorder | None = None
-        self._recordings: dict[tuple[int, int, bool, bool], Recording | None] = {}
-        """Steps by rows, positions, order and likeliest tokens; None after a first run, which a
-        recording follows.
-        """
-        self._can_record = engine.backend.device.type == "cuda"
+        self._recordings: dict[_Key, RecordedPass] = {}
+        self._seen: set[_Key] = set()
+        """Kinds of steps that have run as they are."""
+        self._begun: _Step | None = None
+        self._can_record = recorder is not None
 
     # ------------------------------------------------------------------ rows come and go
 
@@ -85,20 +125,20 @@ class StaticDecoder:
         """Takes rows from the front of `waiting`, as many as there is room for and as one pass
         computes prompts of.
         """
-        tokens = 0
+        tokens, taken = 0, 0
         seen: set[tuple[int, ...]] = set()
-        while waiting:
-            row = waiting[0]
+        rows, longest = len(self._places), self._longest()
+        for row in waiting:
             prompt = tuple(row.tokens)
             tokens += 0 if prompt in seen else len(prompt)
             seen.add(prompt)
-            rows = len(self._places) + len(self._fresh) + 1
-            longest = max(row.longest, self._longest())
-            if rows > MOST_ROWS or self._bytes(rows, longest) > self._budget:
-                return
-            if self._fresh and tokens > PASS_TOKENS:
-                return
-            self._fresh.append(waiting.pop(0))
+            longest = max(longest, row.longest)
+            has_room = self._bytes(rows + taken + 1, longest) <= self._budget
+            if not has_room or rows + taken == MOST_ROWS or (taken and tokens > PASS_TOKENS):
+                break
+            taken += 1
+        self._fresh += waiting[:taken]
+        del waiting[:taken]
 
     def drop(self, row: Row) -> None:
         """Gives back the row's place."""
@@ -107,9 +147,7 @@ class StaticDecoder:
         for place, held in list(self._places.items()):
             if held is row:
                 del self._places[place]
-                assert self._lines is not None  # a row with a place has a line
-                self._lines.moves[place] = 0
-                self._lines.at[place] = 0
+                self._left.append(place)
 
     @property
     def rows(self) -> list[Row]:
@@ -122,73 +160,129 @@ class StaticDecoder:
         """Draws the next token of every row: the row, the token, its log-probability and the
         likeliest ones. Raises CacheError if memory runs out; all rows can then be begun anew.
         """
+        self._stop_those_left()
+        if not self._places:
+            self._begun = None  # all of its rows have ended
         found = self._decode() if self._places else []
         if self._fresh:
             found += self._compute_prompts()
         return found
 
-    def _decode(self) -> Found:
-        assert self._cache is not None and self._lines is not None  # rows have places there
-        rows = self._compact()
-        drawings = [row.drawing for row in self._places.values()]
-        ordered = any(drawing.needs_order for drawing in drawings)
-        top = any(row.top_logprobs for row in self._places.values())
-        used = max(len(row.tokens) for row in self._places.values())
-        unit = _RECORDED_POSITIONS if self._can_record else POSITIONS
-        positions = min(self._cache.positions, -(-used // unit) * unit)
-        self._run((rows, positions, ordered, top))
-        return self._read(sorted(self._places))
+    def _stop_those_left(self) -> None:
+        """Makes places without a row write at their beginning and stay there."""
+        lines = self._lines
+        if lines is not None and self._left:
+            index = torch.tensor(self._left).to(lines.at.device)
+            lines.moves[index] = 0
+            lines.at[index] = 0
+        self._left.clear()
 
-    def _run(self, key: tuple[int, int, bool, bool]) -> None:
-        """Runs a step for so many rows and positions, from its recording if there is one."""
-        rows, positions, ordered, top = key
-        cache, lines = self._cache, self._lines
-        assert cache is not None and lines is not None  # `_decode` has them
+    def _decode(self) -> Found:
+        """Returns the next tokens of rows in the cache. A recorded step is begun before the tokens
+        of the one before are read, so that the device does not wait for the host.
+        """
+        step = self._begun
+        self._begun = None
+        if step is None:
+            step = self._begin(0)
+        if step.is_recorded and self._looks_ahead:
+            self._begun = self._begin_recorded()
+        return self._read(step)
+
+    def _begin_recorded(self) -> _Step | None:
+        """Begins the step after the one under way, unless it is not recorded or no row goes on."""
+        goes_on = any(len(row.tokens) + 1 < row.longest for row in self._places.values())
+        recording = self._recordings.get(self._key(1)) if goes_on else None
+        return None if recording is None else self._begin(1)
+
+    def _key(self, ahead: int) -> _Key:
+        """Returns the kind of the next step, while so many steps are under way."""
+        cache = self._cache
+        assert cache is not None  # rows have places there
+        rows = self._places.values()
+        used = max(len(row.tokens) for row in rows) + ahead
+        unit = _RECORDED_POSITIONS if self._can_record else POSITIONS
+        return _Key(
+            self._compact(),
+            min(cache.positions, -(-used // unit) * unit),
+            any(row.drawing.needs_order for row in rows),
+            any(row.top_logprobs for row in rows),
+        )
+
+    def _begin(self, ahead: int) -> _Step:
+        """Begins a step of all rows in the cache, from its recording if there is one."""
+        key = self._key(ahead)
         recording = self._recordings.get(key)
-        if recording is not None and self._engine.passes.is_held:
-            recording.replay()
-            return
-        at, tokens = lines.at[:rows], lines.tokens[:rows]
-        cache.enter(at, positions)
+        if recording is None or not self._engine.passes.is_held:
+            self._run(key)
+            return self._sent(key, None)
+        return self._sent(key, recording)
+
+    def _sent(self, key: _Key, recording: RecordedPass | None) -> _Step:
+        """Replays a recording, if any, and sends what is drawn to the host."""
+        lines = self._lines
+        assert lines is not None  # rows have lines
+        asked = max((row.top_logprobs for row in self._places.values()), default=0)
+        backend = self._engine.backend
+        drawn = backend.host_buffer(2 * key.rows, torch.float64).view(2, key.rows)
+        top = backend.host_buffer(2 * key.rows * asked, torch.float64).view(2, key.rows, asked)
+
+        def work() -> None:
+            if recording is not None:
+                recording.replay()
+            both = torch.stack((lines.tokens[: key.rows], lines.logprobs[: key.rows].double()))
+            drawn.copy_(both, non_blocking=True)
+            if asked:
+                ids, logs = lines.top_tokens[: key.rows], lines.top_logprobs[: key.rows]
+                top.copy_(torch.stack((ids, logs.double()))[:, :, :asked], non_blocking=True)
+
+        ticket = backend.submit(Lane.COMPUTE, (), work)
+        return _Step(dict(self._places), drawn, top, ticket, recording is not None)
+
+    def _run(self, key: _Key) -> None:
+        """Runs a step as it is. Records it for the next time where that can be done."""
+        cache, lines = self._cache, self._lines
+        assert cache is not None and lines is not None  # rows have places there
+        at, tokens = lines.at[: key.rows], lines.tokens[: key.rows]
+        cache.enter(at, key.positions)
         logits = self._engine.next_logits(tokens, at, cache.of_model)
-        lines.take(lines.drawing.draw(logits, ordered, top))
-        if not self._can_record or len(self._recordings) >= _MOST_RECORDINGS:
-            return
-        if key not in self._recordings:
-            self._recordings[key] = None  # what runs once has allocated and compiled what it needs
-            return
 
         def then(logits: torch.Tensor) -> None:
-            lines.take(lines.drawing.draw(logits, ordered, top))
+            lines.take(lines.drawing.draw(logits, key.ordered, key.top))
 
-        cache.enter(at, positions)
+        then(logits)
+        if self._recorder is None or not self._can_record:
+            return
+        if key not in self._seen:
+            self._seen.add(key)  # what has run once has allocated and compiled what it needs
+            return
+        if len(self._recordings) >= _MOST_RECORDINGS:
+            return
+        cache.enter(at, key.positions)
         try:
-            if self._recorder is None:
-                self._recorder = self._engine.backend.recorder()
-            self._recordings[key] = self._engine.record_next(
-                self._recorder, tokens, at, cache.of_model, then
-            )
-            self._can_record = self._recordings[key] is not None
+            recording = self._engine.record_next(self._recorder, tokens, at, cache.of_model, then)
         except Exception:  # noqa: BLE001  what cannot be recorded runs as it is
+            recording = None
+        if recording is None:
             self._can_record = False
+        else:
+            self._recordings[key] = recording
 
-    def _read(self, places: Sequence[int]) -> Found:
-        """Returns what was drawn at places, once the device has drawn it."""
-        lines = self._lines
-        assert lines is not None  # something was drawn
-        end = max(places) + 1
-        both = torch.stack((lines.tokens[:end].double(), lines.logprobs[:end].double())).tolist()
-        asked = max(self._places[place].top_logprobs for place in places)
-        top_tokens = lines.top_tokens[:end, :asked].tolist() if asked else []
-        top_logprobs = lines.top_logprobs[:end, :asked].tolist() if asked else []
-        found = []
-        for place in places:
-            row = self._places[place]
-            top: tuple[tuple[int, float], ...] = ()
-            if row.top_logprobs:
-                pairs = zip(top_tokens[place], top_logprobs[place])
-                top = tuple(pairs)[: row.top_logprobs]
-            found.append((row, int(both[0][place]), both[1][place], top))
+    def _read(self, step: _Step) -> Found:
+        """Returns what a step has drawn, once it is there, for the rows that still go on."""
+        step.ticket.finish()
+        tokens, logprobs = step.drawn.tolist()
+        top = step.top.tolist() if step.top.numel() else None
+        going = set(self._places.values())
+        found: Found = []
+        for place, row in step.rows.items():
+            if row not in going:
+                continue
+            likeliest: tuple[tuple[int, float], ...] = ()
+            if row.top_logprobs and top is not None:
+                pairs = zip(top[0][place], top[1][place])
+                likeliest = tuple((int(token), log) for token, log in pairs)[: row.top_logprobs]
+            found.append((row, int(tokens[place]), logprobs[place], likeliest))
         return found
 
     # ------------------------------------------------------------------ prompts
@@ -212,7 +306,7 @@ class StaticDecoder:
         except CacheError:
             self._fresh = [row for row in fresh if row not in self._places.values()]
             raise
-        return self._read(places)
+        return self._read_places(places)
 
     def _place(self, sharing: list[list[Row]], prompt: Any, logits: torch.Tensor) -> list[int]:
         """Gives rows of a micro-batch of prompts their places, and draws their first tokens."""
@@ -246,10 +340,17 @@ class StaticDecoder:
             lines.top_logprobs[index, :width] = drawn.top_logprobs
         return flat
 
+    def _read_places(self, places: Sequence[int]) -> Found:
+        """Returns what was drawn at places."""
+        rows = {place: self._places[place] for place in places}
+        key = _Key(max(places) + 1, 0, False, False)
+        step = self._sent(key, None)
+        return self._read(replace(step, rows=rows))
+
     # ------------------------------------------------------------------ memory
 
     def _bytes(self, rows: int, tokens: int) -> int:
-        return rows * self._cost.of(-(-tokens // POSITIONS) * POSITIONS)
+        return rows * self._cost.of(-(-(tokens + 1) // POSITIONS) * POSITIONS)
 
     def _longest(self) -> int:
         return max((row.longest for row in self.rows), default=0)
@@ -258,7 +359,8 @@ class StaticDecoder:
         """Makes the cache large enough for these rows beside those that have places."""
         rows = len(self._places) + len(fresh)
         longest = max(row.longest for row in (*fresh, *self._places.values()))
-        positions = -(-longest // POSITIONS) * POSITIONS
+        # A step that begins before a row is known to have ended writes one position further.
+        positions = -(-(longest + 1) // POSITIONS) * POSITIONS
         cache = self._cache
         if cache is not None and cache.rows >= rows and cache.positions >= positions:
             return
@@ -268,7 +370,7 @@ class StaticDecoder:
         wanted = min(MOST_ROWS, 1 << (rows - 1).bit_length())
         if self._bytes(wanted, positions) <= self._budget:
             rows = wanted
-        self._recordings.clear()
+        self._forget_recordings()
         if cache is None:
             self._cache = RowsCache(like, rows, positions)
             self._lines = _Lines(rows, self._engine.backend.device)
@@ -315,11 +417,17 @@ class StaticDecoder:
 
     def close(self) -> None:
         """Frees the cache and the recordings."""
-        self._recordings.clear()
+        self._begun = None
+        self._forget_recordings()
         self._places.clear()
         self._fresh.clear()
+        self._left.clear()
         self._cache = self._lines = None
         if self._recorder is not None:
-            self._recorder.wait()
             self._recorder.clear()
-            self._recorder = None
+
+    def _forget_recordings(self) -> None:
+        if self._recorder is not None:
+            self._recorder.wait()  # none may be running
+        self._recordings.clear()
+        self._seen.clear()

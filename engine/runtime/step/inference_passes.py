@@ -49,6 +49,18 @@ _PLANS_KEPT = 16
 """Number of plans that are kept for later passes: those that were used last."""
 
 
+class RecordedPass:
+    """A recorded pass, with the inputs that each replay reads."""
+
+    def __init__(self, recording: Recording, inputs: StepInputs):
+        self._recording = recording
+        self._inputs = inputs
+
+    def replay(self) -> None:
+        """Runs the pass on the current stream, and does not wait for it."""
+        self._recording.replay()
+
+
 @dataclass(frozen=True)
 class LabeledRows:
     """A micro-batch of rows, some of whose positions have labels to score."""
@@ -159,7 +171,7 @@ class ForwardPasses:
 
     def record(
         self, step: StepUnderWay, recorder: Recorder, then: Callable[[torch.Tensor], None]
-    ) -> Recording | None:
+    ) -> RecordedPass | None:
         """Records a pass of one micro-batch and `then`, which is given its logits; neither is run.
         What the step holds on the device is read again at each replay. Returns None where a pass
         also fetches weights.
@@ -176,7 +188,7 @@ class ForwardPasses:
                 WORK[op.kind](executor.context, op, step)
             then(step.micro_batches[0].logits)
 
-        return recorder.record(work)
+        return RecordedPass(recorder.record(work), step.inputs)
 
     @property
     def is_held(self) -> bool:

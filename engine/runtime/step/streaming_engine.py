@@ -41,7 +41,7 @@ from engine.planning.shape.saved_attention_sizes import BoundarySizes, with_room
 from engine.runtime.device.backend import Backend
 from engine.runtime.device.block_graphs import BlockGraphs
 from engine.runtime.device.compiled import functions_try_again, uncompiled_functions
-from engine.runtime.device.graph_recorder import Recorder, Recording
+from engine.runtime.device.graph_recorder import Recorder
 from engine.runtime.host.host_optimizer import HostOptimizer
 from engine.runtime.host.host_states import HostStates
 from engine.runtime.step.context import OpContext
@@ -52,6 +52,7 @@ from engine.runtime.step.inference_passes import (
     ForwardPasses,
     LabeledRows,
     LabelScores,
+    RecordedPass,
     pass_groups,
     summed,
     sweeps,
@@ -433,7 +434,7 @@ class StreamingEngine:
         positions: torch.Tensor,
         cache: Any,
         then: Callable[[torch.Tensor], None],
-    ) -> Recording | None:
+    ) -> RecordedPass | None:
         """Records a pass of `next_logits` and what `then` does with the logits [rows, vocabulary],
         and runs neither. ids, positions: int64 [rows], which each replay reads.
         `next_logits` must have run in the same way before. Returns None where weights are fetched
