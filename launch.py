@@ -304,11 +304,16 @@ def _bench(arguments: argparse.Namespace) -> int:
 
         show(bench_disk(arguments.disk, arguments.json, lambda text: print(text, file=sys.stderr)))
         return 0
+    from engine.tools.bench.time_sampling import SamplingJob
     from engine.tools.cli.bench import Measuring, Trainings, bench
 
     trainings = Trainings(arguments.preset, arguments.set, arguments.then)
     how = Measuring(
-        arguments.seconds, not arguments.streamed_only, arguments.evaluation, steps=arguments.steps
+        arguments.seconds,
+        not arguments.streamed_only,
+        arguments.evaluation,
+        steps=arguments.steps,
+        sampling=SamplingJob(*arguments.sampling) if arguments.sampling else None,
     )
     show(bench(trainings, how, arguments.json))
     return 0

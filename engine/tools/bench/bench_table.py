@@ -23,7 +23,20 @@ def as_text(result: dict[str, Any]) -> str:
     for training in result["trainings"]:
         parts.append(streamed_as_text(training["streamed"]))
         parts.append(_resident(training["resident"]))
+    parts += [_sampling(sampling) for sampling in result["samplings"]]
     return "\n\n".join(parts)
+
+
+def _sampling(figures: dict[str, Any]) -> str:
+    kept = f"{figures['blocks_on_device']} of {figures['blocks']} blocks stay on the device"
+    rows = [
+        ("speed", f"{figures['tokens_per_second']:,.0f} tokens/s in {figures['seconds']:.2f} s"),
+        ("a step, in the middle", f"{1e3 * figures['median_step_seconds']:.2f} ms"),
+        ("weights", kept),
+    ]
+    if figures["peak_device_bytes"]:
+        rows.append(("memory of the device", f"peak {in_gib(figures['peak_device_bytes'])}"))
+    return _table(f"Sampling: {figures['job']}", rows)
 
 
 def _table(title: str, rows: list[Row]) -> str:

@@ -18,6 +18,8 @@ from engine.text import GIB
 HIGHEST_PORT = 65_535
 LONGEST_SECONDS = 86_400
 LARGEST_GIB = 1_000_000
+LARGEST_SAMPLE = 100_000
+"""Answers and tokens that `bench` draws at most."""
 
 
 def port(text: str) -> int:
@@ -54,6 +56,23 @@ def seconds(text: str) -> float:
             f"{text!r} is no time; give seconds, more than 0 and at most {LONGEST_SECONDS}"
         )
     return seconds
+
+
+def answers_to_sample(text: str) -> tuple[int, int, int]:
+    """Returns numbers of prompts, of answers to each and of tokens of an answer, from a text such
+    as 64x8x256. Raises ArgumentTypeError for another text.
+    """
+    parts = text.lower().split("x")
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of prompts, answers and tokens; give them as in 64x8x256"
+        )
+    prompts, answers, tokens = map(int, parts)
+    if not (0 < prompts * answers <= LARGEST_SAMPLE and 0 < tokens <= LARGEST_SAMPLE):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is out of range; answers and tokens are 1 to {LARGEST_SAMPLE:,}"
+        )
+    return prompts, answers, tokens
 
 
 def gpus(text: str) -> int | str:

@@ -5,6 +5,7 @@
   parts or with adapters, and on pairs of random answers where the preset learns from preferences.
 - If all states of a model that is trained whole fit on the device, it is then trained again with
   its states there.
+- With --sampling, answers are drawn from the random weights instead.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ from engine.tools.bench.steps import (
     run_steps,
 )
 from engine.tools.bench.time_evaluation import time_evaluation
+from engine.tools.bench.time_sampling import SamplingJob, time_sampling
 from engine.training.loop.memory_watch import PeakMemory, resident_files
 
 CEILING_SECONDS = {"cuda": 0.5, "cpu": 0.3}
@@ -165,6 +167,7 @@ class Measuring:
     A training has at least `steps` steps; where this is None, LEAST_STEPS or half as many. `report`
     is called with a text for each measurement that begins. compare: the model is also trained with
     all states on the device. evaluation: rows of an evaluation that is timed after each training.
+    sampling: answers that are drawn instead of training; None to train.
     """
 
     seconds: float
@@ -172,6 +175,7 @@ class Measuring:
     evaluation: int = 0
     report: Callable[[str], None] = _print_line
     steps: int | None = None
+    sampling: SamplingJob | None = None
 
 
 @dataclass(frozen=True)
@@ -204,7 +208,11 @@ def bench(trainings: Trainings, how: Measuring, as_json: bool) -> str:
     Raises RamstreamError for bad input and for a training that does not fit.
     """
     configs = trainings.configs()
-    for config in configs:
+    if how.sampling is not None and not configs:
+        raise ConfigError(
+            "--sampling", "no model is named; give a preset or --set model.source=..."
+        )
+    for config in configs if how.sampling is None else ():
         _refuse_what_does_not_fit(config)
     backend = open_backend(configs[0].engine.device if configs else "auto")
     try:
@@ -234,6 +242,7 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
         "machine": machine.to_dict() | {"device": backend.device_name},
         "ceilings": peak_rates.to_dict(),
         "trainings": [],
+        "samplings": [],
     }
     if not configs:
         return result
@@ -245,6 +254,9 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
         trained = Trained(configs[0].train.parts, is_shared)
         planes = Planes.open(model_configs[0], backend, model, False, trained)
         try:
+            if how.sampling is not None:
+                result["samplings"] = [_sampled(configs[0], planes, how.sampling, report)]
+                return result
             # The shape is read before the first training, which moves parts of the model to the
             # device.
             shape = replace(shape_of(planes.model, model.source), packs=False)
@@ -255,6 +267,17 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
         finally:
             planes.close()
     return result
+
+
+def _sampled(
+    config: TrainConfig, planes: Planes, job: SamplingJob, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """Returns the figures of drawing answers, within the GPU memory that may be used."""
+    if config.engine.gpu_memory_gib is not None and planes.backend.device.type == "cuda":
+        limit = config.engine.within_cap(planes.backend.memory()["free"] + CUDA_CONTEXT_BYTES)
+        planes.backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
+    report(f"Sampling: {job.text}")
+    return time_sampling(planes, job)
 
 
 def _training(config: TrainConfig, bench: _Bench, is_last: bool) -> dict[str, Any]:

@@ -248,6 +248,13 @@ def bench_arguments(bench: argparse.ArgumentParser) -> None:
     )
     set_argument(bench)
     bench.add_argument(
+        "--sampling",
+        type=argument_types.answers_to_sample,
+        metavar="PxAxT",
+        help="draw A answers of T tokens to each of P random prompts instead of training, such as "
+        "64x8x256",
+    )
+    bench.add_argument(
         "--then",
         action="append",
         default=[],

@@ -71,27 +71,35 @@ class OpenedModel:
         self._checkpoint = found
 
     def engine(self) -> StreamingEngine:
-        """Returns an engine without an optimizer.
+        """Returns an engine without an optimizer, as `sampling_engine` makes it."""
+        return sampling_engine(self.model, self.host_states, self.backend)
 
-        Its blocks stay on the device if they fit into half of the device's free memory.
-        """
-        blocks = self.model.blocks
-        weights = sum(unit.layout.slot_bytes(self.model.dtype) for unit in blocks)
-        free = self.backend.memory()["free"]
-        fits = self.backend.device.type == "cpu" or weights < free / 2
-        resident = len(blocks) if fits else 0
-        return StreamingEngine(
-            self.model,
-            self.host_states,
-            self.backend,
-            EngineSettings(
-                PlanChoices(
-                    placement=Placement(blocks_kept_in_slots=resident),
-                    streaming=Streaming(slots=2, prefetch_depth=1),
-                ),
-                tokens=1,
+
+def sampling_engine(model: StreamedModel, states: HostStates, backend: Backend) -> StreamingEngine:
+    """Returns an engine without an optimizer over weights in `states`.
+
+    As many blocks stay on the device, once they were fetched, as fit into half of its free memory
+    beside the embedding, the head and two blocks under way. The rest is for caches and activations.
+    """
+    sizes = [unit.layout.slot_bytes(model.dtype) for unit in model.units]
+    room = backend.free_memory() // 2 - sizes[0] - sizes[-1]
+    blocks = sizes[1:-1]
+    resident = len(blocks)
+    if backend.device.type != "cpu" and sum(blocks) > room:
+        largest = max(blocks)
+        resident = max(0, min(len(blocks) - 1, room // largest - 2))
+    return StreamingEngine(
+        model,
+        states,
+        backend,
+        EngineSettings(
+            PlanChoices(
+                placement=Placement(blocks_kept_in_slots=resident),
+                streaming=Streaming(slots=2, prefetch_depth=1),
             ),
-        )
+            tokens=1,
+        ),
+    )
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from engine.planning.schedule.ops import Lane
 from engine.runtime.sampling.answers import AnswerLimits
 from engine.runtime.sampling.drawing import Drawing
 from engine.runtime.sampling.kv_cache import cache_bytes
+from engine.runtime.sampling.rows_cache import RowsCache
 from tests.support.plain_answers import PROMPTS, plain_answer
 from tests.support.same_bits import DelayedBackend, assert_same_bits
 from tests.support.tiny import FAMILIES, VOCAB, plain_model, random_batches, streamed, tiny_config
@@ -449,4 +450,84 @@ def test_a_sliding_window_is_that_of_each_row():
     assert run.sampler.generate(PROMPTS, AnswerLimits(20, {2})) == [
         plain_answer(plain, prompt, 20) for prompt in PROMPTS
     ]
+    run.close()
+
+
+# ---------------------------------------------------------------------- recorded steps
+
+
+class ReplayingRecorder:
+    """Records a step by keeping its work, and replays it by running the work again, over the rows
+    and positions that it was recorded with.
+    """
+
+    def __init__(self, monkeypatch):
+        self.recorded = self.replayed = 0
+        self._entered = None
+        enter = RowsCache.enter
+
+        def entered(cache, at, positions):
+            self._entered = lambda: enter(cache, at, positions)
+            enter(cache, at, positions)
+
+        monkeypatch.setattr(RowsCache, "enter", entered)
+
+    def record(self, work):
+        self.recorded += 1
+        return _Replayed(self, self._entered, work)
+
+    def wait(self):
+        """Nothing runs on its own."""
+
+    clear = wait
+
+
+class _Replayed:
+    def __init__(self, recorder, enter, work):
+        self._recorder, self._enter, self._work = recorder, enter, work
+
+    def replay(self):
+        self._recorder.replayed += 1
+        self._enter()
+        self._work()
+
+
+def test_recorded_steps_draw_the_same_tokens(monkeypatch):
+    """Rows come, end and leave gaps while a step is always under way."""
+    run = streamed(
+        plain_model(tiny_config("qwen3")).eval(), PlanChoices().changed(blocks_kept_in_slots=3)
+    )
+    random = np.random.default_rng(0)
+    prompts = [random.integers(3, 90, random.integers(2, 30)).tolist() for _ in range(40)]
+    limits = [AnswerLimits(int(random.integers(1, 40)), {2}) for _ in prompts]
+
+    def answers():
+        found = {}
+        with run.sampler.decoding() as decoding:
+            for number, (prompt, limit) in enumerate(zip(prompts, limits)):
+                drawing = Drawing(0.9, top_k=number % 2 * 5, seed=number)
+                decoding.add(prompt, limit, drawing if number % 3 else Drawing(), number % 4)
+                while decoding.is_idle is False and number % 7 == 6 and len(found) < number:
+                    for each in decoding.step():
+                        found.setdefault(each.row, []).append(each)
+            while not decoding.is_idle:
+                for each in decoding.step():
+                    found.setdefault(each.row, []).append(each)
+        return found
+
+    expected = answers()
+    recorder = ReplayingRecorder(monkeypatch)
+    vars(run.sampler)["_recorder"] = recorder
+    found = answers()
+    assert recorder.recorded > 1 and recorder.replayed > 10
+    assert found.keys() == expected.keys() == set(range(40))
+    for row, own in expected.items():
+        assert [each.token for each in found[row]] == [each.token for each in own]
+        assert found[row][-1].finish == own[-1].finish
+        assert [each.logprob for each in found[row]] == pytest.approx(
+            [each.logprob for each in own], abs=1e-4
+        )
+        assert [[token for token, _ in each.top] for each in found[row]] == [
+            [token for token, _ in each.top] for each in own
+        ]
     run.close()

@@ -142,7 +142,8 @@ def test_the_table_says_what_was_measured(preset, capsys):
 def test_without_a_preset_only_the_machine_is_measured(capsys):
     assert launch.main(["bench", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"machine", "ceilings", "trainings"} and found["trainings"] == []
+    assert set(found) == {"machine", "ceilings", "trainings", "samplings"}
+    assert found["trainings"] == found["samplings"] == []
 
 
 def test_the_rates_are_kept_for_plans(capsys):
