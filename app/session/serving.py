@@ -153,10 +153,12 @@ class Serving:
     def _found(self, run_id: str) -> Served:
         folder = open_run(self._session.runs_dir, run_id)
         value = self._offered.newest(run_id)
-        sources = self._offered.sides(Choice(run_id, value or "newest"), compare=True)
-        return Served(
-            run_id, shown_name(folder), int(time.time()), sources, is_borrowed=value == CURRENT
-        )
+        if not value:
+            raise RunError(
+                f"{shown_name(folder)} has no saved weights yet; save a checkpoint first."
+            )
+        sources = self._offered.sides(Choice(run_id, value), compare=True)
+        return Served(run_id, name, int(time.time()), sources, is_borrowed=value == CURRENT)
 
     def _begin(self, job: Job, served: Served, paused: Any) -> str:
         with self._weights:

@@ -62,7 +62,7 @@ def run_named(runs_dir: Path, text: str) -> str:
             f"{text} is the name of several runs; name one by its id: {', '.join(found)}."
         )
     raise RunError(
-        f"{text} is neither the id nor the name of a run in {runs_dir}; {program_command()} runs "
+        f"{text} is neither the id nor the name of a run in {runs_dir}; `{program_command()} runs` "
         "lists them."
     )
 

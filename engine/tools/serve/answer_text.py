@@ -23,7 +23,9 @@ class GrowingText:
     """
 
     def __init__(self, tokenizer: Any):
-        self._tokenizer = tokenizer
+        # The library around it takes ten times as long, and adds only this cleaning.
+        is_cleaned = getattr(tokenizer, "clean_up_tokenization_spaces", False)
+        self._decode = (tokenizer if is_cleaned else tokenizer.backend_tokenizer).decode
         self._ids: list[int] = []
         # Tokenizers write a token by what stands before it, so each reading begins with the tokens
         # of the piece before.
@@ -54,7 +56,7 @@ class GrowingText:
         return text
 
     def _decoded(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True) if ids else ""
+        text: str = self._decode(ids, skip_special_tokens=True) if ids else ""
         return text
 
 

@@ -91,7 +91,13 @@ def refuse(sources):
     raise FitError("It is too large.")
 
 
-def test_a_load_that_fails_or_is_cancelled_serves_nothing(serving, fake):
+def test_a_run_without_weights_is_refused(serving, tmp_path):
+    folder = create_run(serving.session.runs_dir, make_config(tmp_path))
+    with pytest.raises(RunError, match="has no saved weights yet; save a checkpoint first"):
+        serving.all.start(folder.id)
+
+
+def test_a_load_that_fails_serves_nothing(serving, fake):
     fake.fit_together = refuse
     assert start(serving).error == "It is too large." and serving.all.served() is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -30,6 +31,21 @@ ASKED = [{"role": "user", "content": "say after three"}]
 LONG = {"max_tokens": 100_000, "temperature": 0}
 
 
+class ServingApp(Server):
+    """The app, as `launch.py serve Tiny` starts it."""
+
+    @property
+    def command(self):
+        python, launch, *options = super().command
+        return [
+            python,
+            launch,
+            "serve",
+            "Tiny",
+            *(each for each in options if "browser" not in each),
+        ]
+
+
 def make_talkative_model(folder):
     """A tiny model whose answers are words of different kinds, and hardly ever end."""
     make_model(folder, max_position_embeddings=1 << 17, tie_word_embeddings=False)
@@ -53,16 +69,18 @@ def served(tmp_path_factory):
     config = make_config(folder, **{"output.eval_every": 0, "output.checkpoint_every": 8})
     run = start_run(config, folder / "runs")
     assert execute(run).state == "finished"
-    server = Server(folder, free_port())
+    server = ServingApp(folder, free_port())
     server.start()
     try:
-        job = answer(server, "/api/serve/start", {"run_id": run.id})
-        wait_for(lambda: answer(server, f"/api/jobs/{job['id']}")["state"] != "working", 60)
-        key = answer(server, "/api/serve")["key"]
+        wait_for(lambda: "Model     Tiny (before training: Tiny-base)" in server.log(), 60)
+        # The log is a file, which others may read: it names where the key is.
+        key = (server.runs / ".api.key").read_text()
+        assert f"in {server.runs / '.api.key'}" in server.log() and key not in server.log()
         client = openai.OpenAI(api_key=key, base_url=f"{server.address}/v1", max_retries=0)
         yield SimpleNamespace(server=server, client=client, key=key, run=run, openai=openai)
     finally:
-        server.end()
+        if server.process.poll() is None:
+            server.end()
     assert "Traceback" not in server.log()
 
 
@@ -247,6 +265,24 @@ def test_chat_answers_from_the_weights_that_are_served(served):
 
 
 def test_stopping_tells_who_waits_and_frees_the_weights(served, chat):
+    told = waiting(served, chat)
+    answer(served.server, "/api/serve/stop", {})
+    assert "no longer served" in told()
+    assert served.client.models.list().data == []
+    with pytest.raises(served.openai.NotFoundError, match="No model is served here"):
+        chat()
+
+
+def test_an_app_that_ends_tells_who_waits_and_waits_for_nobody(served, chat):
+    job = answer(served.server, "/api/serve/start", {"run_id": served.run.id})
+    wait_for(lambda: answer(served.server, f"/api/jobs/{job['id']}")["state"] != "working")
+    told = waiting(served, chat)
+    assert served.server.end(signal.SIGINT) == 0
+    assert "no longer served" in told()
+
+
+def waiting(served, chat):
+    """Begins an answer that would take minutes; returns a function that says why it ended."""
     failed = []
 
     def ask():
@@ -258,9 +294,9 @@ def test_stopping_tells_who_waits_and_frees_the_weights(served, chat):
     asking = threading.Thread(target=ask)
     asking.start()
     wait_for(lambda: under_way(served) == 1)
-    answer(served.server, "/api/serve/stop", {})
-    asking.join(30)
-    assert "no longer served" in failed[0]
-    assert served.client.models.list().data == []
-    with pytest.raises(served.openai.NotFoundError, match="No model is served here"):
-        chat()
+
+    def told():
+        asking.join(30)
+        return failed[0]
+
+    return told

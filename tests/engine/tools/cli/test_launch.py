@@ -410,6 +410,7 @@ def test_sentences_name_the_command_that_was_called(capsys, monkeypatch, tmp_pat
     }.items():
         monkeypatch.setattr(sys, "argv", [started])
         assert named in bad(capsys, "export", "none", str(tmp_path / "x"))
+        assert named in bad(capsys, "serve", "none")
 
 
 def test_a_preset_of_the_program_is_found_from_any_folder(capsys, monkeypatch, tmp_path):
