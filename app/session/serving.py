@@ -152,11 +152,10 @@ class Serving:
 
     def _found(self, run_id: str) -> Served:
         folder = open_run(self._session.runs_dir, run_id)
+        name = shown_name(folder)
         value = self._offered.newest(run_id)
         if not value:
-            raise RunError(
-                f"{shown_name(folder)} has no saved weights yet; save a checkpoint first."
-            )
+            raise RunError(f"{name} has no saved weights yet; save a checkpoint first.")
         sources = self._offered.sides(Choice(run_id, value), compare=True)
         return Served(run_id, name, int(time.time()), sources, is_borrowed=value == CURRENT)
 
