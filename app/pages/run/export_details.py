@@ -24,7 +24,12 @@ from engine.training.export.export_size import export_sizes
 from engine.training.export.gguf_forecast import GgufForecast, forecast
 from engine.training.export.gguf_known import gguf_file_name
 from engine.training.export.modelfile import MODELFILE
-from engine.training.export.serve_commands import adapter_to_type, gguf_to_type, what_to_type
+from engine.training.export.serve_commands import (
+    ExportCommand,
+    adapter_to_type,
+    gguf_to_type,
+    what_to_type,
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]
         "can_serve": saved is not None or folder.has_export or folder.is_running(),
         "has_adapters": _has_adapters(folder),
         "no_gguf": gguf.why_not,
-        "uses": _uses(folder, exports[0], gguf.is_read) if exports else [],
+        "uses": _uses(folder, exports[0], gguf, saved is not None) if exports else [],
         "rows": rows,
         "pushed": exports[0].path if exports else "",
         "login": _has_login(),
@@ -113,13 +118,21 @@ def _sizes(folder: RunFolder) -> dict[str, dict[str, int]]:
     return {} if sizes is None else sizes.of_all_forms
 
 
-def _uses(folder: RunFolder, loaded: _Exported, is_read: bool) -> list[dict[str, str]]:
-    """Returns the commands that use an export. is_read: llama.cpp reads texts as it does."""
-    typed = what_to_type(loaded.path, _ollama_name(folder), is_read)
+def _uses(
+    folder: RunFolder, loaded: _Exported, gguf: GgufForecast, is_saved: bool
+) -> list[dict[str, str]]:
+    """Returns the commands that use an export. is_saved: the run can be exported once more."""
+    runs = str(folder.path.resolve().parent)
+    again = program_command(), folder.id, runs, _free_folder(folder), settings_name(folder)
+    export = ExportCommand(*again) if is_saved else None
+    name = _ollama_name(folder)
     if loaded.file:
-        typed = gguf_to_type(loaded.path, loaded.file, _ollama_name(folder))
+        typed = gguf_to_type(loaded.path, loaded.file, name, export)
     elif loaded.is_adapter:
-        typed = adapter_to_type(loaded.path, _ollama_name(folder), _base_of(folder))
+        typed = adapter_to_type(loaded.path, name, _base_of(folder), export)
+    else:
+        as_file = None if gguf.why_not else export
+        typed = what_to_type(loaded.path, name, gguf.is_read, as_file)
     return [{"label": label, "text": text} for label, text in typed]
 
 

@@ -20,6 +20,13 @@ def modelfile(tokenizer: Any, ends: Sequence[str] = (), source: str = ".") -> st
     only if that gives the same tokens as the tokenizer's own chat template; else a comment has the
     reason. Answers stop at `ends`, the tokens that were trained to end one, and where the template
     ends a turn.
+
+    Ollama needs that TEMPLATE (server/model.go and server/images.go of its commit fb307609). Where
+    a Modelfile has none, `ollama create` compares the model's own chat template with a list that it
+    has, and adds the nearest one of less than 100 edits, which may write other tokens. Only where
+    none is as near, the model's own is used, and that by versions since June 2026 alone: earlier
+    ones write the bare text. Newer versions take the model's own in place of ours where it knows
+    tools or thinking.
     """
     lines = ["# ollama create NAME -f Modelfile", f"FROM {source}"]
     stops = [*ends, *_template_ends(tokenizer)]
@@ -28,8 +35,8 @@ def modelfile(tokenizer: Any, ends: Sequence[str] = (), source: str = ".") -> st
     except NoShape as error:
         lines += [
             f"# There is no TEMPLATE here: {error}.",
-            "# Ollama then takes one that it knows, or none; compare its answers before you rely "
-            "on it.",
+            "# Ollama then takes one that it knows, if it is like the model's own, or else, since",
+            "# June 2026, the model's own. Compare its answers before you rely on it.",
         ]
     else:
         lines += [

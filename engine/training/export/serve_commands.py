@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine import safe_files
 from engine.model.lora.peft_folder import CONFIG
+from engine.training.export.gguf_known import GGUF_LABELS, GGUF_SUFFIX, gguf_file_name
 from engine.training.export.modelfile import MODELFILE, stops_in
 
 
+@dataclass(frozen=True)
+class ExportCommand:
+    """The command that exports the same run once more."""
+
+    program: str
+    run: str
+    runs_dir: str
+    folder: str
+    """A folder that is not there yet."""
+    name: str
+    """Name of the run."""
+
+    def text(self, form: str, dtype: str = "auto") -> str:
+        """Returns the command for a form and a dtype."""
+        words = ["export", self.run, self.folder, "--runs-dir", self.runs_dir, "--form", form]
+        if dtype != "auto":
+            words += ["--dtype", dtype]
+        return f"{self.program} {shlex.join(words)}"
+
+    def file(self, dtype: str) -> str:
+        """Returns the GGUF file that it writes in a dtype."""
+        return str(Path(self.folder) / gguf_file_name(self.name, dtype))
+
+
 def what_to_type(
-    folder: str | Path, name: str, is_read_by_llama_cpp: bool = True
+    folder: str | Path,
+    name: str,
+    is_read_by_llama_cpp: bool = True,
+    export: ExportCommand | None = None,
 ) -> list[tuple[str, str]]:
     """Returns labels with commands for the exported `folder`. name: of the model in Ollama, which
-    is llama.cpp, too.
+    is llama.cpp, too. export: writes a GGUF file of the run, if there can be one.
     """
     path = Path(folder)
     quoted = shlex.quote(str(path))
@@ -26,32 +55,62 @@ def what_to_type(
     ]
     if not is_read_by_llama_cpp:
         return typed
-    return [
-        *typed,
-        (
-            "Chat with it in llama.cpp, from its folder",
-            f"python convert_hf_to_gguf.py {quoted} --outtype auto --outfile {gguf}\n"
-            f"llama-cli -m {gguf} --jinja -cnv{_stops(path)}",
-        ),
-        ("Chat with it in Ollama", _ollama(path, name)),
-    ]
+    llama = (
+        "Chat with it in llama.cpp, from its folder",
+        f"python convert_hf_to_gguf.py {quoted} --outtype auto --outfile {gguf}\n"
+        f"llama-cli -m {gguf} --jinja -cnv{_stops(path)}",
+    )
+    if export is not None:
+        llama = (
+            "Chat with it in llama.cpp",
+            f"{export.text('gguf', 'q8_0')}\n{_llama_cli(export.file('q8_0'))}",
+        )
+    return [*typed, llama, ("Chat with it in Ollama", _ollama(path, name))]
 
 
-def gguf_to_type(folder: str | Path, file: str, name: str) -> list[tuple[str, str]]:
-    """Returns labels with commands for a GGUF file in a folder. name: of the model in Ollama."""
+def gguf_to_type(
+    folder: str | Path, file: str, name: str, export: ExportCommand | None = None
+) -> list[tuple[str, str]]:
+    """Returns labels with commands for a GGUF file in a folder. name: of the model in Ollama.
+    export: of the same run, if its weights are still there.
+    """
     path = Path(folder)
     quoted = shlex.quote(str(path / file))
     return [
-        ("Chat with it in llama.cpp", f"llama-cli -m {quoted} --jinja -cnv"),
+        ("Chat with it in llama.cpp", _llama_cli(str(path / file))),
         ("Serve it with llama.cpp", f"llama-server -m {quoted} --jinja"),
         ("Chat with it in Ollama", _ollama(path, name)),
         ("Open it in LM Studio", f"lms import {quoted}"),
+        *_in_four_bits(path / file, export),
     ]
 
 
-def adapter_to_type(folder: str | Path, name: str, base: str) -> list[tuple[str, str]]:
+def _llama_cli(file: str) -> str:
+    return f"llama-cli -m {shlex.quote(file)} --jinja -cnv"
+
+
+def _in_four_bits(file: Path, export: ExportCommand | None) -> list[tuple[str, str]]:
+    """Returns the command that makes a file of 4 bits. llama.cpp's own program rounds in groups of
+    256 values (Q4_K); the package `gguf` writes the plain Q4_0 alone, which is clearly worse, so
+    there is none of ours. It takes files of 16 or 32 bits.
+    """
+    lines = []
+    if file.stem.endswith(GGUF_LABELS["q8_0"]):
+        if export is None:
+            return []
+        lines = [export.text("gguf", "float16")]
+        file = Path(export.file("float16"))
+    small = file.with_name(f"{file.stem.rpartition('-')[0]}-{_FOUR_BITS}{GGUF_SUFFIX}")
+    names = f"{shlex.quote(str(file))} {shlex.quote(str(small))}"
+    lines.append(f"llama-quantize {names} {_FOUR_BITS}")
+    return [("Make it smaller, in 4 bits", "\n".join(lines))]
+
+
+def adapter_to_type(
+    folder: str | Path, name: str, base: str, export: ExportCommand | None = None
+) -> list[tuple[str, str]]:
     """Returns labels with commands for a folder that holds an adapter alone, which belongs to the
-    model `base`. Servers call it `name`.
+    model `base`. Servers call it `name`. export: writes the whole model instead.
     """
     path = str(Path(folder))
     settings, more, ends = "", "", ""
@@ -73,7 +132,7 @@ def adapter_to_type(folder: str | Path, name: str, base: str) -> list[tuple[str,
         ),
         (
             "Serve it with vLLM",
-            _refused_by_vllm(Path(folder))
+            _refused_by_vllm(Path(folder), export)
             or f"vllm serve {shlex.quote(base)} --enable-lora{_rank_for_vllm(Path(folder))} "
             f"--lora-modules {name}={shlex.quote(path)}{settings}",
         ),
@@ -84,6 +143,7 @@ def _ollama(folder: Path, name: str) -> str:
     return f"ollama create {name} -f {shlex.quote(str(folder / MODELFILE))}\nollama run {name}"
 
 
+_FOUR_BITS = "Q4_K_M"
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM's `--max-lora-rank` may have, beside 1 (vllm/config/lora.py)."""
 _USUAL_RANK = 16
@@ -120,7 +180,7 @@ def _rank_for_vllm(folder: Path) -> str:
     return f" --max-lora-rank {next(most for most in _RANKS if most >= rank)}"
 
 
-def _refused_by_vllm(folder: Path) -> str:
+def _refused_by_vllm(folder: Path, export: ExportCommand | None) -> str:
     """Returns a sentence where vLLM does not serve such an adapter as it was trained, with what to
     do; else an empty text.
     """
@@ -132,10 +192,13 @@ def _refused_by_vllm(folder: Path) -> str:
         why = f"of a rank above {_RANKS[-1]}"
     if not why:
         return ""
-    return (
+    told = (
         f"# vLLM does not serve an adapter {why}.\n"
         "# Export the whole model, with the adapters merged, and serve that folder."
     )
+    if export is None:
+        return told
+    return f"{told}\n{export.text('model')}\nvllm serve {shlex.quote(export.folder)}"
 
 
 def _stops(folder: Path) -> str:

@@ -7,12 +7,21 @@ import shlex
 
 import pytest
 
-from engine.training.export.serve_commands import adapter_to_type, gguf_to_type
+from engine.training.export.serve_commands import (
+    ExportCommand,
+    adapter_to_type,
+    gguf_to_type,
+    what_to_type,
+)
 
 
 def typed(folder, **config) -> str:
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    return dict(adapter_to_type(folder, "it", "base"))["Serve it with vLLM"]
+    return dict(adapter_to_type(folder, "it", "base", again(folder)))["Serve it with vLLM"]
+
+
+def again(folder) -> ExportCommand:
+    return ExportCommand("python launch.py", "run-1", "my runs", f"{folder}/new one", "It's")
 
 
 @pytest.mark.parametrize(
@@ -49,8 +58,12 @@ def test_the_rank_is_told_where_vllm_would_refuse_it(tmp_path, config, option):
     ],
 )
 def test_an_adapter_that_vllm_refuses_is_exported_whole(tmp_path, config):
-    words = typed(tmp_path, **config)
-    assert "vllm serve" not in words and "Export the whole model" in words
+    told, _, *commands = typed(tmp_path, **config).splitlines()
+    assert "vLLM does not serve an adapter" in told
+    export, serve = map(shlex.split, commands)
+    assert export[1:5] == ["launch.py", "export", "run-1", f"{tmp_path}/new one"]
+    assert export[5:] == ["--runs-dir", "my runs", "--form", "model"]
+    assert serve == ["vllm", "serve", f"{tmp_path}/new one"]
 
 
 def test_vllm_is_told_what_ends_an_answer(tmp_path):
@@ -61,6 +74,27 @@ def test_vllm_is_told_what_ends_an_answer(tmp_path):
 
 def test_each_program_is_given_the_file_of_a_folder_with_spaces(tmp_path):
     folder = tmp_path / "my models"
-    for label, text in gguf_to_type(folder, "It-Q8_0.gguf", "it"):
-        named = folder / ("Modelfile" if "Ollama" in label else "It-Q8_0.gguf")
+    for label, text in gguf_to_type(folder, "It-F16.gguf", "it"):
+        named = folder / ("Modelfile" if "Ollama" in label else "It-F16.gguf")
         assert str(named) in shlex.split(text.replace("\n", " ")), label
+
+
+def test_four_bits_are_made_of_a_file_that_is_not_rounded_already(tmp_path):
+    label = "Make it smaller, in 4 bits"
+    plain = dict(gguf_to_type(tmp_path, "It-is-F16.gguf", "it"))[label]
+    names = [str(tmp_path / f"It-is-{kind}.gguf") for kind in ("F16", "Q4_K_M")]
+    assert shlex.split(plain) == ["llama-quantize", *names, "Q4_K_M"]
+    assert label not in dict(gguf_to_type(tmp_path, "It-Q8_0.gguf", "it"))
+    export, rounded = dict(gguf_to_type(tmp_path, "It-Q8_0.gguf", "it", again(tmp_path)))[
+        label
+    ].splitlines()
+    assert shlex.split(export)[-4:] == ["--form", "gguf", "--dtype", "float16"]
+    assert shlex.split(rounded)[1] == f"{tmp_path}/new one/It-s-F16.gguf"
+
+
+def test_a_folder_is_made_a_file_by_this_program_where_it_can(tmp_path):
+    label = "Chat with it in llama.cpp"
+    export, chat = dict(what_to_type(tmp_path, "it", export=again(tmp_path)))[label].splitlines()
+    assert shlex.split(export)[-4:] == ["--form", "gguf", "--dtype", "q8_0"]
+    assert shlex.split(chat)[:3] == ["llama-cli", "-m", f"{tmp_path}/new one/It-s-Q8_0.gguf"]
+    assert "convert_hf_to_gguf" in str(what_to_type(tmp_path, "it"))
