@@ -147,7 +147,7 @@ class Serving:
         if self._job is not None:
             self._job.cancel()
         with self._weights:
-            self._served = None
+            self._serve(None)
             self._close(self._taken(list(self._models)))
 
     def _found(self, run_id: str) -> Served:
@@ -161,14 +161,18 @@ class Serving:
 
     def _begin(self, job: Job, served: Served, paused: Any) -> str:
         with self._weights:
-            self._served = None
+            self._serve(None)
             self._close(self._taken(list(self._models)))
             if paused is not None:
                 # A run that goes on needs the machine for itself.
                 paused.when_over("serve", self._give_back_to_run)
             self._load(job, served, "tuned", paused)
-            self._served = served
+            self._serve(served)
         return ""
+
+    def _serve(self, served: Served | None) -> None:
+        self._served = served
+        self._session.served_id = None if served is None else served.run_id
 
     def _give_way(self) -> None:
         """Ends serving, since a run needs the memory, and waits for that.
@@ -189,7 +193,7 @@ class Serving:
         if self._job is not None:
             self._job.cancel()
         with self._weights:
-            self._served = None
+            self._serve(None)
             borrowed = [side for side, model in self._models.items() if not model.held_bytes]
             self._close(self._taken(borrowed))
         self._give_way()

@@ -61,6 +61,8 @@ class Session:
         self.jobs = Jobs()
         self._detached = DetachedRuns()
         self._before_runs: list[Callable[[], None]] = []
+        self.served_id: str | None = None
+        """Run whose model answers other programs; `Serving` sets it."""
         self.was_opened = threading.Event()
         """Event that is set once a page has been opened."""
         # Under this lock, checking that no run is active and starting one are one step: of twenty
@@ -432,6 +434,8 @@ class Session:
         """Deletes a run with its record and checkpoints. Raises RunError while it is active."""
         if is_starting(find_run(self.runs_dir, run_id)):
             raise RunError(f"{self.name_of_run(run_id)} is starting; stop it first.")
+        if run_id == self.served_id:
+            raise RunError(f"{self.name_of_run(run_id)} is served; stop serving it first.")
         delete_run(self.runs_dir, run_id)
         with self._following:
             self._followed.pop(run_id, None)

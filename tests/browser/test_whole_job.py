@@ -102,5 +102,10 @@ def test_an_overfitting_run_takes_home_its_best_and_says_so(blank, server, tmp_p
     ).json()["choices"][0]["message"]["content"]
     assert said.strip() == transformers_answer(taken, QUESTIONS[0], TOKENS)
     expect(serving.get_by_label("curl", exact=True)).to_contain_text(f'"model":"{model}"')
+    entry = page.locator(".rs-nav li", has_text="Served to programs")
+    expect(entry).to_contain_text(model)
+    open_view(page, "overview")
+    entry.get_by_role("link").click()
     serving.get_by_role("button", name="Stop serving").click()
     expect(serving.get_by_label("API key")).to_have_count(0)
+    expect(entry).to_have_count(0)

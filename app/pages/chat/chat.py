@@ -27,7 +27,7 @@ from app.session.jobs import Cancelled, Job
 from app.session.offered_weights import CURRENT, Choice, OfferedWeights
 from app.session.serving import Serving
 from app.session.session import Session
-from engine.errors import DataError, RamstreamError, RunError
+from engine.errors import DataError, FitError, RamstreamError, RunError
 from engine.tools.chat.conversation import Message, Sampling, Source, take_turns
 
 IDLE_SECONDS = 600
@@ -206,6 +206,8 @@ class Chat:
                 self._answer(job, question, heard)
         except Cancelled:
             pass  # `job.check` below raises it again once the turn has ended
+        except FitError as error:
+            self._report(error=f"{error}{self._what_is_served()}")
         except RamstreamError as error:
             self._report(error=str(error))
         finally:
@@ -213,6 +215,13 @@ class Chat:
             self._rest(IDLE_SECONDS)
         job.check()
         return ""
+
+    def _what_is_served(self) -> str:
+        """Returns a sentence on the run whose weights are in memory for other programs, if any."""
+        served = self._session.served_id
+        if served is None:
+            return ""
+        return f" {self._session.name_of_run(served)} is served to programs and takes memory, too."
 
     def _answer(self, job: Job, question: _Question, heard: dict[str, list[Message]]) -> None:
         """Makes all sides answer, at the same time if their weights fit in memory together."""

@@ -43,7 +43,9 @@ const mounts = {
         const node = place.element.querySelector(".rs-timeline");
         const timeline = new Timeline(node, page.place.step, setStep);
         const edit = () => places.bar?.edit();
-        places.run = new RunPage(place.element, timeline, { go, setAxis, openChat, wake, edit });
+        const changed = () => places.sidebar?.changed();
+        const calls = { go, setAxis, openChat, wake, edit, changed };
+        places.run = new RunPage(place.element, timeline, calls);
         page.seen = 0;
         draw();
         wake();

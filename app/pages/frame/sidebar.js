@@ -22,7 +22,7 @@ export class Sidebar {
         followLinks(element, "a[data-page], a[data-run]", ({ dataset }) =>
             go(
                 dataset.run
-                    ? { page: "run", run: dataset.run, view: "overview" }
+                    ? { page: "run", run: dataset.run, view: dataset.view ?? "overview" }
                     : { page: dataset.page },
             ),
         );
@@ -42,7 +42,7 @@ export class Sidebar {
         const { page, run } = this.place ?? {};
         markCurrent(
             this.list.querySelectorAll("a"),
-            ({ dataset }) => page === "run" && dataset.run === run,
+            ({ dataset }) => page === "run" && dataset.run === run && !dataset.view,
         );
     }
 
@@ -66,9 +66,9 @@ export class Sidebar {
         }
     }
 
-    show({ runs, queued, is_complete }) {
+    show({ runs, queued, served, is_complete }) {
         if (!is_complete) this.changed(READ_AFTER);
-        const text = JSON.stringify([runs, queued]);
+        const text = JSON.stringify([runs, queued, served]);
         if (text !== this.shown) {
             this.shown = text;
             const going = runs.filter(({ continues }) => continues);
@@ -76,6 +76,7 @@ export class Sidebar {
             this.list.replaceChildren(
                 ...going.map(runEntry),
                 ...queued.map(queuedEntry),
+                ...(served ? [servedEntry(served)] : []),
                 ...over.map(runEntry),
             );
             this.list.hidden = !this.list.children.length;
@@ -90,7 +91,7 @@ export class Sidebar {
         this.bar = bar;
         if (isNews) this.changed();
         const link = [...this.list.querySelectorAll("a")].find(
-            ({ dataset }) => dataset.run === bar.run_id,
+            ({ dataset }) => dataset.run === bar.run_id && !dataset.view,
         );
         if (!link) return;
         link.dataset.tone = bar.tone;
@@ -122,6 +123,22 @@ function runEntry(run) {
             el("i", { class: "rs-dot", "aria-hidden": "true" }),
             el("span", { "data-field": "run-name" }, run.name),
             el("small", { "data-field": "run-state" }, stateLabel(run)),
+        ),
+    );
+}
+
+// Leads to where serving can be stopped.
+function servedEntry({ id, name }) {
+    const place = { page: "run", view: "export", run: id, step: null };
+    return el(
+        "li",
+        {},
+        el(
+            "a",
+            { href: addressOf(place), "data-run": id, "data-view": "export", "data-tone": "busy" },
+            el("i", { class: "rs-dot", "aria-hidden": "true" }),
+            el("span", {}, name),
+            el("small", {}, "Served to programs"),
         ),
     );
 }

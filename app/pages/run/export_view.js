@@ -23,12 +23,13 @@ const PRECISIONS = {
 };
 
 export class ExportView {
-    constructor(root) {
+    // changed() is called when the run is served to programs, or is not any more.
+    constructor(root, changed) {
         this.root = root;
         this.exporting = new ExportJob(root, "export", "exporting", (wanted) =>
             send(`/api/runs/${encodeURIComponent(this.run)}/export`, wanted),
         );
-        this.serving = new ServeCard(root);
+        this.serving = new ServeCard(root, changed);
         this.pushing = new ExportJob(root, "push", "pushing", (wanted) =>
             send(`/api/runs/${encodeURIComponent(this.run)}/push`, wanted),
         );

@@ -27,8 +27,9 @@ const UNREAD = ["chat", "log"]; // these views show nothing of what a poll answe
 
 export class RunPage {
     // go(place) shows another place, setAxis(axis) reads the figures on another axis, openChat(run)
-    // opens Chat, wake() reads the run at once, edit() opens the form with what can be changed.
-    constructor(element, timeline, { go, setAxis, openChat, wake, edit }) {
+    // opens Chat, wake() reads the run at once, edit() opens the form with what can be changed,
+    // changed() reads the sidebar again.
+    constructor(element, timeline, { go, setAxis, openChat, wake, edit, changed }) {
         this.root = element.querySelector(".rs-run");
         this.go = go;
         this.setAxis = setAxis;
@@ -43,7 +44,7 @@ export class RunPage {
             settings: new SettingsView(this.root, wake, edit),
             log: new LogView(this.root),
             evaluate: new EvaluateView(this.root),
-            export: new ExportView(this.root),
+            export: new ExportView(this.root, changed),
         };
         this.charts = this.linkedCharts();
         this.listen();

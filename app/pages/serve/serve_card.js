@@ -9,7 +9,9 @@ const POLL_WAIT = 2000;
 const QUESTION = "Hello!";
 
 export class ServeCard {
-    constructor(root) {
+    // changed() is called when another run is served, or none.
+    constructor(root, changed) {
+        this.changed = changed;
         this.root = root.querySelector('[data-part="serve"]');
         this.button = this.root.querySelector("[data-part=serve-toggle]");
         this.lines = this.root.querySelector("[data-part=serve-lines]");
@@ -53,6 +55,8 @@ export class ServeCard {
         this.state = state;
         const isOurs = state.run_id === this.run;
         const { loading } = state;
+        if (this.served !== undefined && this.served !== state.run_id) this.changed();
+        this.served = state.run_id;
         this.view.show(loading?.about === this.run ? loading : null);
         setText(this.button, isOurs ? "Stop serving" : "Start serving");
         this.button.disabled = this.isBusy || Boolean(loading);

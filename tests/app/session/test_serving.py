@@ -50,6 +50,8 @@ def test_a_run_is_served_under_its_name_and_its_base_is_loaded_when_it_is_asked_
     assert start(serving).state == "done"
     assert serving.all.state()["models"] == ["Tiny", "Tiny-base"]
     assert fake.loads == ["checkpoint"]
+    with pytest.raises(RunError, match="Tiny is served; stop serving it first"):
+        serving.session.delete(serving.run_id)
     trained = serving.all.model("Tiny")
     assert trained is serving.all.model(serving.run_id)
     base = loaded(serving, "Tiny-base")
