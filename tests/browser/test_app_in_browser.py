@@ -97,7 +97,7 @@ def test_the_whole_job(page, context, server):
     more_of(page, run_id).get_by_role("menuitem", name="Export").click()
     page.locator("[data-part=export] input").fill("exported")
     size = page.locator("[data-field=export-size]")
-    expect(size).to_have_text(re.compile(r"^[\d.]+ .iB to write, [\d.]+ .iB free\.$"))
+    expect(size).to_have_text(re.compile(r"^[\d.]+ .iB of weights, [\d.]+ .iB free\.$"))
     page.locator("[data-part=export] form button").last.click()
     checked = "Checked: 10 rows of the data have the tokens that were trained."
     text = f"Exported the model of step 60 (the best weights) to {server.folder / 'exported'}."

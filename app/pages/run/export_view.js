@@ -54,7 +54,7 @@ export class ExportView {
         const isKnown = bytes !== undefined && this.free !== null;
         const isShort = isKnown && bytes > this.free;
         const file = form.value === "gguf" ? `${this.ggufNames[dtype.value]}: ` : "";
-        const room = isKnown ? `${inBytes(bytes)} to write, ${inBytes(this.free)} free.` : "";
+        const room = isKnown ? `${inBytes(bytes)} of weights, ${inBytes(this.free)} free.` : "";
         const line = field(this.root, "export-size");
         line.textContent = isShort ? `Not enough disk space. ${file}${room}` : room && file + room;
         line.classList.toggle("rs-error", isShort);

@@ -120,8 +120,8 @@ class PlannedExport:
 
     @property
     def sentence(self) -> str:
-        what = self.file or "Weights"
-        return f"{what}: {in_gib(self.bytes)} to write, {in_gib(self.free)} free."
+        file = f"{self.file}: " if self.file else ""
+        return f"{file}{in_gib(self.bytes)} of weights, {in_gib(self.free)} free."
 
     def refuse_full_disk(self, folder: Path) -> None:
         """Raises RunError if the disk has no room for it."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import safe_files
+from engine.errors import ModelError
 from engine.model.build.pretrained_files import load_tokenizer
 
 _CONFIG = "tokenizer_config.json"
@@ -14,15 +15,19 @@ _AS_IT_IS = "PreTrainedTokenizerFast"
 """Class of tokenizers that are what tokenizer.json says."""
 
 
-def write_tokenizer(tokenizer: Any, folder: Path) -> Any:
-    """Writes a tokenizer into a folder, and returns it as it is read from there.
+def write_tokenizer(tokenizer: Any, folder: Path) -> Any | None:
+    """Writes a tokenizer into a folder, and returns it as it is read from there; None if it cannot
+    be read.
 
     Some classes of transformers put it together anew when they read it, and leave out what they did
     not write: that of Llama 2 where spaces are put before texts. Such a folder names the class that
     takes tokenizer.json as it is.
     """
     tokenizer.save_pretrained(folder)
-    read = load_tokenizer(str(folder))
+    try:
+        read = load_tokenizer(str(folder))
+    except ModelError:
+        return None
     if _steps(read) == _steps(tokenizer):
         return read
     config = safe_files.read_json(folder / _CONFIG, folder, dict[str, Any], safe_files.MEDIUM)

@@ -82,6 +82,7 @@ def test_data_that_are_gone_are_told_in_a_few_words(data):
     tokenizer = known_tokenizer("qwen2")
     gone = replace(data, source=f"{data.source}.gone.jsonl")
     assert same_tokens(gone, tokenizer, tokenizer).startswith("Tokens were not compared: There is ")
+    assert same_tokens(data, tokenizer).endswith("tokenizer cannot be read again.")
     hub = replace(data, source="nobody/nothing")
     assert same_tokens(hub, tokenizer, tokenizer).endswith("are not on this machine.")
 
