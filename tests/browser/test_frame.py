@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.config.settings import TrainConfig
+from engine.runs.record.events import BestKept, EvalFinished
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
 from tests.browser.screen import (
@@ -58,6 +59,11 @@ def current(page, links):
 
 def test_every_place_has_an_address_and_back_forward_and_a_reload_find_it(context, server, going):
     over = recorded_run(server, 40, "Over")
+    recorder = RunRecorder(over.path, over.id)
+    for step, loss in ((40, 0.32), (41, 0.31), (42, 0.3)):
+        recorder.emit(EvalFinished(step=step, loss=loss, loss_tokens=900))
+        recorder.emit(BestKept(step=step, loss=loss))
+    recorder.close()
     page = context.new_page()
     page.goto(f"{server.address}/?show=runs")
     entries = page.locator(".rs-nav li")
@@ -75,7 +81,10 @@ def test_every_place_has_an_address_and_back_forward_and_a_reload_find_it(contex
         expect(bar(page, "name")).to_have_text("Over")
     page.go_back()
     expect(page).to_have_url(address(server, over.id, "log"))
-    expect(page.locator(".rs-log li").first).to_be_visible()
+    expect(page.locator(".rs-log")).to_contain_text("2 earlier evaluations.")
+    page.get_by_label("Kind").select_option("Everything")
+    expect(page.locator(".rs-log")).not_to_contain_text("earlier evaluations")
+    expect(page.locator(".rs-log li", has_text="over 900 tokens")).to_have_count(4)
     for _ in range(len(VIEWS) - 1):
         page.go_back()
     expect(current(page, ".rs-nav > a")).to_have_text("Runs")

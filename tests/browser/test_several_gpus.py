@@ -92,7 +92,7 @@ def test_two_ranks_are_seen_stopped_and_resumed_by_one(blank, server, runs, tmp_
     bars = page.locator(".rs-timeline canvas")
     expect(bars).to_have_attribute("data-bars", re.compile(r"[1-9]\d+"))
     choose(page, "1", lanes)
-    expect(page.locator("[data-timeline=legend]")).to_contain_text("Exchange")
+    expect(page.locator("[data-timeline=colors]")).to_contain_text("Exchange")
     table = page.locator("[data-part=ranks]")
     expect(table.locator("tbody tr")).to_have_count(2)
     expect(table).to_contain_text("2 processes compute each step together")

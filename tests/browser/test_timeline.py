@@ -73,7 +73,9 @@ def test_any_sampled_step_is_opened_and_has_an_address(context, server, run):
     shown = page.locator("[data-caption=timeline]")
     expect(shown).to_contain_text(re.compile(r"^Step 40: .* · busy \d+ %$"))
     expect(page.locator(".rs-phases")).to_contain_text("Forward 1/2")
-    expect(page.locator(".rs-timeline .rs-legend")).to_contain_text("Wait: optimizer")
+    expect(page.locator("[data-timeline=legend]")).to_contain_text("Compute: forward")
+    page.get_by_text("How to read it").click()
+    expect(page.locator("[data-timeline=colors]")).to_contain_text("Wait: optimizer")
 
     # By the buttons and by the slider's keys; the address follows.
     page.get_by_role("button", name="Earlier sampled step").click()

@@ -5,7 +5,8 @@ import { el, field, send, setText } from "../../shared/dom.js";
 import { momentText } from "../../shared/moments.js";
 
 const KINDS = {
-    "": "Everything",
+    "": "What matters",
+    all: "Everything",
     message: "Messages",
     warning: "Warnings and errors",
     evaluation: "Evaluations",
@@ -71,9 +72,10 @@ export class LogView {
         }
     }
 
-    // The newest entry comes first.
+    // The newest entry comes first. Without a wish, evaluations that follow each other are one.
     draw() {
-        const found = this.found();
+        const { text, kind } = this.form.elements;
+        const found = text.value.trim() || kind.value ? this.found() : grouped(this.found());
         const shown = found.slice(-this.most).reverse();
         this.list.replaceChildren(...shown.map(entryNode));
         if (!shown.length) this.list.replaceChildren(el("li", {}, "No entry matches."));
@@ -99,7 +101,46 @@ export class LogView {
 
 function isOfKind({ kind, level }, wanted) {
     if (wanted === "warning") return level !== "info";
-    return !wanted || kind === wanted;
+    if (wanted === "checkpoint") return kind === "checkpoint" || kind === "best";
+    return !wanted || wanted === "all" || kind === wanted;
+}
+
+// Evaluations, and the best weights that they find, may come every few steps: of those that follow
+// each other, the latest of both are shown, with how many there were. That before training is kept.
+function grouped(entries) {
+    const shown = [];
+    let stretch = [];
+    const close = () => {
+        shown.push(...condensed(stretch));
+        stretch = [];
+    };
+    for (const entry of entries) {
+        const isOften = ["evaluation", "best"].includes(entry.kind) && entry.step > 0;
+        if (isOften) {
+            stretch.push(entry);
+            continue;
+        }
+        close();
+        shown.push(entry);
+    }
+    close();
+    return shown;
+}
+
+function condensed(stretch) {
+    const evaluations = stretch.filter(({ kind }) => kind === "evaluation");
+    const best = stretch.findLast(({ kind }) => kind === "best");
+    const steps = evaluations.map(({ step }) => step);
+    // The answers in the end may be those of the best step, an earlier one.
+    const ends = new Set([Math.max(...steps), steps.at(-1)]);
+    const lines = [...ends].filter(Number.isFinite).map((step) => {
+        const own = evaluations.filter((entry) => entry.step === step);
+        return { ...own.at(-1), text: own.map(({ text }) => text).join(" ") };
+    });
+    const earlier = new Set(steps).size - lines.length;
+    if (earlier > 0)
+        lines[0].text += ` ${earlier} earlier ${earlier === 1 ? "evaluation" : "evaluations"}.`;
+    return best ? [...lines, best] : lines;
 }
 
 function entryNode({ time, step, text, level }) {

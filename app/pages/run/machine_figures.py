@@ -144,7 +144,7 @@ def _means(values: np.ndarray, size: int) -> np.ndarray:
 def memory_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     """Returns memory in GiB, each kind with its limit. The upper row shows the host (the process,
     or the processes of all ranks, and the pinned part), the lower row the GPU of rank 0, if there
-    is one.
+    is one. The legend has what is in use and the limits.
     """
     memory = snapshot.memory
     x = places(snapshot, memory, axis)
@@ -153,23 +153,31 @@ def memory_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
         values = np.asarray(getattr(memory, name), dtype=float) / GIB
         return curve(label, *downsample(x, values), line)
 
-    data = [column("host_rss", "processes" if snapshot.ranks else "process", Line(BLUE))]
+    data = [column("host_rss", "RAM in use", Line(BLUE))]
     if any(memory.host_pinned):
-        data.append(column("host_pinned", "pinned", Line(GREEN, width=1.5)))
+        data.append(_detail(column("host_pinned", "RAM, pinned", Line(GREEN, width=1.5))))
     if len(memory) and 0 < LIMIT_SHARE * memory.host_total[-1] <= np.max(memory.host_rss):
         data.append(level("RAM limit", x, memory.host_total[-1] / GIB, RED))
     has_gpu = len(memory) and memory.gpu_total[-1]
     if not has_gpu:
         return figure(data, axis, {"yaxis": one_row("RAM GiB", from_zero=True)})
+    details = [
+        column("gpu_reserved", "GPU, reserved", Line(VIOLET, row=2, width=1.5)),
+        column("gpu_allocated", "GPU, allocated", Line(AMBER, row=2, width=1.5)),
+        column("gpu_driver", "GPU, other programs too", Line(GRAY, row=2, width=1.5)),
+    ]
     data += [
-        column("gpu_reserved", "reserved", Line(VIOLET, row=2, width=1.5)),
-        column("gpu_allocated", "allocated", Line(AMBER, row=2)),
-        column("gpu_peak", "peak", Line(PINK, row=2, width=1.2, dash="dash")),
-        column("gpu_driver", "whole card", Line(GRAY, row=2, width=1.5)),
+        column("gpu_peak", "GPU, peak", Line(PINK, row=2)),
+        *(_detail(trace) for trace in details),
         level("GPU limit", x, memory.gpu_total[-1] / GIB, RED, row=2),
     ]
     gpu = "GPU 0 GiB" if snapshot.ranks else "GPU GiB"
     return figure(data, axis, two_rows("RAM GiB", gpu, from_zero=True))
+
+
+def _detail(trace: dict[str, Any]) -> dict[str, Any]:
+    """Returns a curve that the tooltip names, so that the legend has what everybody needs."""
+    return trace | {"opacity": 0.6, "showlegend": False}
 
 
 def power_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:

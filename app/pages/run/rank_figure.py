@@ -80,10 +80,10 @@ def _common(timeline: StepTimeline) -> StepTimeline:
     return StepTimeline(timeline.step, spans, timeline.waits)
 
 
-def _summed(entry: dict[str, str]) -> dict[str, str]:
+def _summed(entry: dict[str, Any]) -> dict[str, Any]:
     """Returns an entry of the legend for a wait of all ranks together."""
-    is_wait = entry["kind"] == "wait"
-    return entry | {"about": f"{entry['about']}, on all ranks together"} if is_wait else entry
+    about = entry["about"]
+    return entry | {"about": f"{about}, on all ranks together"} if about else entry
 
 
 def _figure_of_all(timeline: StepTimeline, window: Window | None) -> Figure:

@@ -234,7 +234,7 @@ _ENTRIES: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
         lambda event: f"{counted(len(event.answers), 'sample prompt')} answered.",
     ),
     CheckpointWritten: ("checkpoint", _checkpoint),
-    BestKept: ("checkpoint", _best),
+    BestKept: ("best", _best),
     ExportWritten: (
         "checkpoint",
         lambda event: f"Exported step {event.step:,} to {event.path} ({in_bytes(event.bytes)}).",
@@ -250,4 +250,6 @@ _ENTRIES: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
     RunStarted: ("state", _started),
     RunEnded: ("state", _ended),
 }
-"""Types of events that are entries, each with its kind and its text."""
+"""Types of events that are entries, each with its kind and its text. The view counts `best` among
+the checkpoints.
+"""

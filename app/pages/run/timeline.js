@@ -196,7 +196,11 @@ export class Timeline {
         this.ranks.offer(part.ranks);
         this.report(part.caption);
         this.node.style.setProperty("--rs-rows", part.layout.yaxis.categoryarray.length);
-        this.part("legend").replaceChildren(...part.legend.map(legendEntry));
+        const isMain = ({ is_main }) => is_main;
+        const others = part.legend.filter((entry) => !isMain(entry));
+        this.part("legend").replaceChildren(...part.legend.filter(isMain).map(legendEntry));
+        this.part("colors").hidden = !others.length;
+        this.part("colors").replaceChildren(...others.map(legendEntry));
         this.phases.take(part.phases);
         this.part("predicted").hidden = !part.layout.shapes.some(isPredicted);
         this.detail = null;

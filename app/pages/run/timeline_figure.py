@@ -49,6 +49,8 @@ from engine.runs.record.events import PlanSimulated, Span, StepTimeline, Wait
 
 PHASE_COLORS = {"Forward": GREEN, "Loss": GRAY, "Backward": VIOLET, "Updates": PINK}
 
+MAIN_ENTRIES = ("Compute: forward", "Compute: backward", "Wait", "Predicted")
+"""Entries of the legend that everybody needs."""
 MAX_BOXES = 500
 """Largest number of boxes of the prediction that are drawn."""
 MAX_BOUNDARIES = 24
@@ -172,9 +174,10 @@ def timeline_phases(timeline: StepTimeline | None) -> list[dict[str, Any]]:
 
 def timeline_legend(
     timeline: StepTimeline | None, simulated: PlanSimulated | None = None
-) -> list[dict[str, str]]:
-    """Returns entries `{label, color, kind, about}` for everything that the timeline shows; `kind`
-    is op, wait or predicted, and `about` a text on waits.
+) -> list[dict[str, Any]]:
+    """Returns entries `{label, color, kind, about, is_main}` for everything that the timeline
+    shows; `kind` is op, wait or predicted, and `about` a text on waits. Those that are not main
+    are told by the names of their rows, or divide another entry.
     """
     if timeline is None or not timeline.spans:
         return []
@@ -189,8 +192,7 @@ def timeline_legend(
         color, word, text = WAITS.get(cause, WAITS["other"])
         about = f"Compute waits {duration_text(seconds)} for {text}"
         legend.append(_entry(f"Wait: {word}", color, "wait", about))
-    if not timeline.waits:
-        legend.append(_entry("Wait", WAIT_COLOR, "op"))
+    legend.append(_entry("Wait", WAIT_COLOR, "op", _waited_in_all(timeline)))
     if simulated is not None:
         legend.append(_entry("Predicted", GRAY, "predicted"))
     return legend
@@ -225,8 +227,14 @@ def busy_share(timeline: StepTimeline) -> float:
     return min(1.0, busy / length) if length > 0 else 0.0
 
 
-def _entry(label: str, color: str, kind: str, about: str = "") -> dict[str, str]:
-    return {"label": label, "color": color, "kind": kind, "about": about}
+def _entry(label: str, color: str, kind: str, about: str = "") -> dict[str, Any]:
+    is_main = label in MAIN_ENTRIES
+    return {"label": label, "color": color, "kind": kind, "about": about, "is_main": is_main}
+
+
+def _waited_in_all(timeline: StepTimeline) -> str:
+    seconds = sum(_waited(timeline).values())
+    return f"Compute waits {duration_text(seconds)} in all" if seconds else ""
 
 
 def _waited(timeline: StepTimeline) -> dict[str, float]:

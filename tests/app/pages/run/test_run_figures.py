@@ -72,9 +72,12 @@ def test_curves_carry_the_recorded_numbers(finished):
     assert loss[0]["y"] == pytest.approx(list(finished.steps.loss), rel=1e-4)
     assert loss[2]["x"] == [40, 80, 120]
     memory = {trace["name"]: trace for trace in FIGURES["memory"](finished, "step")["data"]}
-    assert memory["allocated"]["y"][-1] == 40 and memory["GPU limit"]["y"] == [139, 139]
-    assert memory["RAM limit"]["y"] == [128, 128] and memory["peak"]["y"][-1] == 43
-    assert "allocated" not in str(FIGURES["memory"](fold(run_events(5, gpu=False)), "step"))
+    assert memory["GPU, allocated"]["y"][-1] == 40 and memory["GPU limit"]["y"] == [139, 139]
+    assert memory["RAM limit"]["y"] == [128, 128] and memory["GPU, peak"]["y"][-1] == 43
+    assert [name for name, trace in memory.items() if trace.get("showlegend", True)] == [
+        *("RAM in use", "RAM limit", "GPU, peak", "GPU limit")
+    ], "the tooltip names the others"
+    assert "GPU" not in str(FIGURES["memory"](fold(run_events(5, gpu=False)), "step"))
 
 
 def test_the_time_axis_starts_with_the_run(finished):

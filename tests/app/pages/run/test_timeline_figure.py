@@ -271,6 +271,11 @@ def test_waits_are_drawn_by_cause_and_added_up_in_the_legend():
         "Wait: weights": "Compute waits 250 ms for weights",
         "Wait: other": "Compute waits 125 ms for other work",
     }
+    shown = [entry for entry in timeline_legend(step) if entry["is_main"]]
+    assert [(entry["label"], entry["about"]) for entry in shown] == [
+        ("Compute: forward", ""),
+        ("Wait", "Compute waits 1.38 s in all"),
+    ], "the rows name the other colors"
     assert timeline_text(step) == "Step 1: 4.00 s · busy 94 %"
 
 
@@ -380,6 +385,7 @@ def test_the_prediction_is_one_path_a_lane_and_in_the_words_of_each_span(step):
         "color": "#8a93a3",
         "kind": "predicted",
         "about": "",
+        "is_main": True,
     }
     assert ghosts(timeline_figure(step)) == []
 
