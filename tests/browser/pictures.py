@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from app.form.presets import FIRST_PRESET, PRESETS
 from engine.config.settings import TrainConfig
 from engine.training.loop.run import start_run
-from tests.browser.screen import OPENED_RUN, bar, open_page, run_of, state, verdict
+from tests.browser.screen import OPENED_RUN, bar, expect_finished, open_page, run_of, verdict
 from tests.support.browser import FLAGS, ROOT, Server, chromium_path
 from tests.support.ports import free_port
 
@@ -65,7 +65,7 @@ def overview(page: Page) -> None:
 
 
 def result(page: Page) -> None:
-    expect(state(page)).to_have_text("Finished")
+    expect_finished(page)
     expect(verdict(page)).to_be_visible()
 
 

@@ -8,10 +8,11 @@ import re
 
 from playwright.sync_api import Locator, Page, expect
 
+from app.verdict.outcome import WRONG
 from engine.config.settings import TrainConfig
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
-from tests.support.browser import Server
+from tests.support.browser import WAIT_MILLISECONDS, Server
 from tests.support.synthetic_run import run_events
 
 PAGES = ("new", "runs", "chat", "hardware")
@@ -84,6 +85,12 @@ def bar(page: Page, name: str):
 
 def state(page: Page):
     return page.locator(".rs-bar .rs-state")
+
+
+def expect_finished(page: Page, timeout: float = WAIT_MILLISECONDS) -> None:
+    """Waits until the line over the run says that it has finished, or its outcome."""
+    words = "|".join(["Finished", "Learned", *WRONG.values()])
+    expect(state(page)).to_have_text(re.compile(f"^({words})$"), timeout=timeout)
 
 
 def verdict(page: Page) -> Locator:

@@ -12,11 +12,11 @@ from engine.paths import PROGRAM_ROOT
 from tests.browser.screen import (
     OPENED_RUN,
     box,
+    expect_finished,
     fill,
     open_other_settings,
     open_view,
     run_of,
-    state,
 )
 from tests.support.browser import WAIT_MILLISECONDS, answer
 from tests.support.sets import BROWSER_FLOWS
@@ -51,7 +51,7 @@ def test_adapters_from_the_form_to_both_exports(page, server, tmp_path):
     expect(page.locator(".rs-fit-panel")).to_contain_text("trained")
     page.locator("#start:not([disabled])").click()
     expect(page).to_have_url(OPENED_RUN)
-    expect(state(page)).to_have_text("Finished")
+    expect_finished(page)
     run_id = run_of(page)
     details = answer(server, f"/api/runs/{run_id}/details")
     assert "lora_rank: 8" in details["config"] and "method: lora" in details["config"]

@@ -15,6 +15,7 @@ from tests.browser.screen import (
     address,
     ask,
     bar,
+    expect_finished,
     more_of,
     open_page,
     open_run,
@@ -78,7 +79,7 @@ def test_the_whole_job(page, context, server):
     # Resume to the end: every step is there once, and the answers are shown.
     open_run(page, run_id)
     press(page, "resume")
-    expect(state(page)).to_have_text("Finished")
+    expect_finished(page)
     wait_for_points(page, least=60)
     steps = page.evaluate("document.querySelector('[data-figure=loss]').data[0].x")
     assert steps == list(range(1, 61))
@@ -182,7 +183,7 @@ def test_pause_resume_save_and_discard(page, server):
 @in_everything
 def test_a_run_is_deleted_only_after_a_question(page, server):
     run_id = start_short_run(page, "Unwanted", steps=4)
-    expect(state(page)).to_have_text("Finished")
+    expect_finished(page)
     open_page(page, "runs")
     row = row_of(page, run_id)
     for answer, there in (("Cancel", 1), ("Delete", 0)):

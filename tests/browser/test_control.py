@@ -12,7 +12,15 @@ from playwright.sync_api import expect
 
 from engine.runs.record.events import SettingsChanged
 from engine.runs.record.following import EVENTS_FILE, replay
-from tests.browser.screen import bar, fill, open_view, press, start_short_run, state
+from tests.browser.screen import (
+    bar,
+    expect_finished,
+    fill,
+    open_view,
+    press,
+    start_short_run,
+    state,
+)
 from tests.support.browser import WAIT_MILLISECONDS, Server
 from tests.support.ports import free_port
 from tests.support.sets import BROWSER_FLOWS
@@ -58,7 +66,7 @@ def test_a_run_is_changed_and_tells_when_it_is_over(page, server):
     expect(bar(page, "note")).to_have_text("Takes effect at the next step.")
     assert page.locator(".rs-bar").bounding_box()["height"] == height, "It moves the page."
     page.evaluate("window.away = true")
-    expect(state(page)).to_have_text("Finished")
+    expect_finished(page)
     assert [title for title, _ in page.evaluate("window.told")] == ["Changed: finished"]
     page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
     (changed,) = [

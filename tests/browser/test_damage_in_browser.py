@@ -26,6 +26,7 @@ from tests.browser.faults import (
 from tests.browser.screen import (
     address,
     bar,
+    expect_finished,
     fill,
     note,
     open_menu,
@@ -180,4 +181,4 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     page.goto(address(server, over.id))
     wait_for_points(page, least=40)
     says_what_is_damaged(page, len(GARBAGE))
-    expect(state(page)).to_have_text("Finished")
+    expect_finished(page)

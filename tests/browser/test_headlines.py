@@ -19,6 +19,7 @@ from tests.browser.screen import (
     NEW_FORM,
     OPENED_RUN,
     address,
+    expect_finished,
     fill,
     more_of,
     open_other_settings,
@@ -54,7 +55,7 @@ def snapshot_of(server, run_id) -> RunSnapshot:
 
 def test_the_headline_of_a_finished_starter_is_what_its_record_says(page, server):
     run_id = start_short_run(page, "Headline", steps=40)
-    expect(state(page)).to_have_text("Finished")
+    expect_finished(page)
     found = snapshot_of(server, run_id)
     assert found.state == "finished" and found.step == 40
     open_view(page, "learning")

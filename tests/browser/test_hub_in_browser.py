@@ -13,7 +13,16 @@ import pytest
 from playwright.sync_api import expect
 
 from app.form.settings_form import shown_values
-from tests.browser.screen import OPENED_RUN, address, ask, bar, press, run_of, verdict
+from tests.browser.screen import (
+    OPENED_RUN,
+    address,
+    ask,
+    bar,
+    expect_finished,
+    press,
+    run_of,
+    verdict,
+)
 from tests.support.browser import WAIT_MILLISECONDS, Server
 from tests.support.fake_hub import FakeHub, serve
 from tests.support.folders import make_config, make_model
@@ -76,7 +85,7 @@ def test_a_download_is_shown_stopped_and_gone_on_with(context, server, hub):
 
     hub.pause = 0
     press(page, "resume")
-    expect(word).to_have_text("Finished")
+    expect_finished(page)
     assert len(hub.weights_asked()) == 2 and hub.weights_asked()[1].startswith("bytes=")
 
     # The base model of a chat comes from the hub as well: here, the cache was emptied meanwhile.

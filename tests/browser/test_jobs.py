@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.training.loop.run import start_run
-from tests.browser.screen import address, more_of, open_page, open_view, state
+from tests.browser.screen import address, expect_finished, more_of, open_page, open_view
 from tests.support.browser import WAIT_MILLISECONDS, Server
 from tests.support.folders import make_config
 from tests.support.ports import free_port
@@ -66,7 +66,7 @@ def test_nothing_can_be_exported_or_pushed_before_the_page_knows_of_which_run(
     """A click while the page still waits for its answer would be lost."""
     page = context.new_page()
     page.goto(address(server, run_id))
-    expect(state(page)).to_have_text("Finished")
+    expect_finished(page)
     page.route("**/api/live/**", lambda route: None)  # there is no answer
     open_view(page, "export")
     cards = [page.locator(f"[data-part={name}]") for name in ("export", "push")]

@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 from app.form.settings_form import shown_values
 from engine.config.settings import TrainConfig
 from tests.browser.layout_shifts import assert_still, forget, observe_opening
-from tests.browser.screen import OPENED_RUN, state, verdict
+from tests.browser.screen import OPENED_RUN, expect_finished, state, verdict
 from tests.support.browser import ROOT, WAIT_MILLISECONDS, answer
 from tests.support.sets import BROWSER_FLOWS
 
@@ -41,7 +41,7 @@ def test_nothing_jumps_over_a_whole_run(blank, server, width, height):
     expect(state(page)).to_have_text("Running")
     page.wait_for_selector("[data-figure=loss] .main-svg")
     heights.add(verdict(page).bounding_box()["height"])
-    expect(state(page)).to_have_text("Finished")
+    expect_finished(page)
     expect(verdict(page)).to_have_attribute("data-phase", "over")
     page.wait_for_timeout(1500)  # what is drawn after the end
     heights.add(verdict(page).bounding_box()["height"])

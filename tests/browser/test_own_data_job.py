@@ -16,8 +16,8 @@ from tests.browser.screen import (
     OPENED_RUN,
     bar,
     box,
+    expect_finished,
     run_of,
-    state,
     verdict,
     view_link,
     wait_for_points,
@@ -128,7 +128,7 @@ def test_a_table_becomes_a_model_that_is_exported(page, server, tmp_path, hands)
     expect(bar(page, "name")).to_have_text("Wohin damit")
     run_id = run_of(page)
     wait_for_points(page)
-    expect(state(page)).to_have_text("Finished")
+    expect_finished(page)
     expect(verdict(page)).to_contain_text("alidation loss")
 
     target = tmp_path / "exported model"

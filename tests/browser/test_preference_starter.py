@@ -8,7 +8,14 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.runs.record.following import EVENTS_FILE, replay
-from tests.browser.screen import OPENED_RUN, bar, run_of, state, verdict, wait_for_points
+from tests.browser.screen import (
+    OPENED_RUN,
+    bar,
+    expect_finished,
+    run_of,
+    verdict,
+    wait_for_points,
+)
 from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.folded import fold
 from tests.support.sets import BROWSER_FLOWS
@@ -36,7 +43,7 @@ def test_the_preference_starter_learns_to_be_polite(blank, server):
     expect(page).to_have_url(OPENED_RUN)
     expect(bar(page, "name")).to_have_text(NAME)
     run_id = run_of(page)
-    expect(state(page)).to_have_text("Finished", timeout=4 * WAIT_MILLISECONDS)
+    expect_finished(page, timeout=4 * WAIT_MILLISECONDS)
 
     # What the record says, the page says.
     found = fold(replay(server.runs / run_id / EVENTS_FILE))

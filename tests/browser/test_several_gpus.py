@@ -22,7 +22,7 @@ from engine.paths import PROGRAM_ROOT
 from engine.runs.record.events import MemorySampled, RunEnded, StepFinished, StepTimeline
 from engine.runs.record.following import EVENTS_FILE, replay
 from engine.runs.record.timeline_index import of_rank, ranks_in
-from tests.browser.screen import OPENED_RUN, bar, open_view, press, run_of, state
+from tests.browser.screen import OPENED_RUN, bar, expect_finished, open_view, press, run_of, state
 from tests.support.browser import WAIT_MILLISECONDS, answer
 from tests.support.folders import make_config
 from tests.support.sets import BROWSER_FLOWS
@@ -116,7 +116,7 @@ def test_two_ranks_are_seen_stopped_and_resumed_by_one(blank, server, runs, tmp_
     command += ["--runs-dir", str(runs), "--set", "engine.gpus=1"]
     command += ["--set", f"train.steps={last + 5}"]
     subprocess.run(command, check=True, timeout=120, env=os.environ | {"TQDM_DISABLE": "1"})
-    expect(state(page)).to_have_text("Finished")
+    expect_finished(page)
     alone = [each for each in events(runs, run_id, StepTimeline) if each.step > last]
     assert alone and all(ranks_in(timeline) == 1 for timeline in alone)
     steps = [each.step for each in events(runs, run_id, StepFinished)]

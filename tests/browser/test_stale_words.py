@@ -7,7 +7,15 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.screen import address, bar, note, open_page, open_view, recorded_run, state
+from tests.browser.screen import (
+    address,
+    bar,
+    expect_finished,
+    note,
+    open_page,
+    open_view,
+    recorded_run,
+)
 from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
 
@@ -52,7 +60,7 @@ def test_chat_the_line_over_a_run_and_the_switch_say_what_is_true_now(blank, ser
     page.route("**/api/chat/choices", choices)
     page.route(f"**/api/runs/{NEXT}/control", control)
     page.goto(address(server, folder.id))
-    expect(state(page)).to_have_text("Finished")
+    expect_finished(page)
 
     # The run that began meanwhile is one click away, and goes again with its end.
     other = bar(page, "other")

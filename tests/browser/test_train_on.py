@@ -11,12 +11,12 @@ from engine.runs.record.run_folder import open_run
 from tests.browser.screen import (
     NEW_FORM,
     OPENED_RUN,
+    expect_finished,
     fill,
     more_of,
     open_page,
     run_of,
     start_short_run,
-    state,
 )
 from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.routes import wait_for
@@ -35,7 +35,7 @@ def events_of(folder, kind):
 
 def test_a_new_run_begins_from_the_weights_of_the_one_before(page, server):
     first_id = start_short_run(page, "Taught", steps=STEPS)
-    expect(state(page)).to_have_text("Finished")
+    expect_finished(page)
     open_page(page, "runs")
     more_of(page, first_id).get_by_role("menuitem", name="Continue training").click()
     expect(page).to_have_url(NEW_FORM)
@@ -59,7 +59,7 @@ def test_a_new_run_begins_from_the_weights_of_the_one_before(page, server):
     second = open_run(server.runs, run_of(page))
     # For a moment the bar still shows the first run, which has finished.
     wait_for(lambda: events_of(second, RunEnded), seconds=60)
-    expect(state(page)).to_have_text("Finished")
+    expect_finished(page)
     assert second.id != first_id and second.config.name == "Taught 2"
     assert events_of(second, RunStarted)[0].resumed_step is None, "its steps begin anew"
     text = f"The weights are those of {first.path.resolve()}/checkpoints/step-{STEPS}."

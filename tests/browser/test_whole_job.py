@@ -15,10 +15,10 @@ from tests.browser.screen import (
     OPENED_RUN,
     ask,
     bar,
+    expect_finished,
     open_view,
     open_why,
     run_of,
-    state,
     verdict,
     wait_for_points,
 )
@@ -44,7 +44,7 @@ def test_an_overfitting_run_takes_home_its_best_and_says_so(blank, server, tmp_p
     expect(page).to_have_url(OPENED_RUN)
     expect(bar(page, "name")).to_have_text("By heart")  # until then it shows the run before
     run_id = run_of(page)
-    expect(state(page)).to_have_text("Finished")
+    expect_finished(page)
 
     # The record alone says which step was best.
     found = fold(replay(server.runs / run_id / EVENTS_FILE))

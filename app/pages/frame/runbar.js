@@ -155,9 +155,8 @@ export class RunBar {
         this.root.classList.toggle("rs-asked", Boolean(bar.pending));
         const place = { page: "run", view: "overview", run: bar.run_id, step: null };
         this.name.href = addressOf(place);
-        for (const name of ["word", "name", "step", "left"])
-            setText(field(this.root, name), bar[name]);
-        field(this.root, "word").title = bar.outcome === bar.word ? "" : (bar.outcome ?? "");
+        for (const name of ["name", "step", "left"]) setText(field(this.root, name), bar[name]);
+        setText(field(this.root, "word"), bar.outcome ?? bar.word);
         // The page of the run says more; elsewhere, a run that waits says what for.
         setText(field(this.root, "sentence"), bar.pending || bar.waits ? bar.sentence : "");
         this.showBadges(bar.badges ?? []);
