@@ -102,7 +102,7 @@ CHOICE_LABELS: Mapping[str, Mapping[str, str]] = {
     },
     "output.keep_best": {
         "loss": "kept: those with the lowest validation loss",
-        "exact_match": "kept: those with the most exact answers",
+        "exact_match": "kept: those with the most right answers",
         "none": "not kept",
     },
     "output.export_from": {"best": "the best that are kept", "last": "those of the last step"},

@@ -64,7 +64,7 @@ BUT = {
     "skipped steps": ", with steps that were skipped at the end",
 }
 """Beginning of the text of a finished run where a rule found something wrong."""
-NO_BETTER = "More steps, more data or another learning rate would be the next try."
+NO_BETTER = "More passes, more data or another learning rate would be the next try."
 
 
 def verdict(

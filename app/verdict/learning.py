@@ -255,7 +255,7 @@ def of_low_rate(losses: Losses, found: Learning, config: TrainConfig | None) -> 
     return Finding(
         "rate too low",
         "calm",
-        f"The loss was still falling at the end: try {rate} or more steps.",
+        f"The loss was still falling at the end: try {rate} or more passes.",
         "",
         f"The second half of the run, by the sum of its rates, brought {in_share(share)} of the "
         f"fall; {in_share(STEADY_SHARE)} is a steady one.",

@@ -165,8 +165,8 @@ def of_validation(went: Validation | None, losses: Losses) -> Finding | None:
         "overfitting" if went.is_paired else "possibly overfitting",
         "warn",
         f"Validation {rises}" if went.is_paired else f"Possibly overfitting: validation {rises}",
-        "The model learns its rows by heart: fewer steps, more data or a lower learning rate would "
-        "help.",
+        "The model learns its rows by heart: fewer passes, more data or a lower learning rate "
+        "would help.",
         f"{evidence}; their noise is {by}.",
     )
 
@@ -198,7 +198,7 @@ def _instead(snapshot: RunSnapshot, worse: Worse) -> str:
         kept = "which are kept" if best.kept else "which are not kept"
         return (
             f"The weights of step {best.step:,}, {kept}, were better: {in_loss(best.loss)}. "
-            "Fewer steps or a lower learning rate would end there."
+            "Fewer passes or a lower learning rate would end there."
         )
     return "Nothing is gained by these weights; a lower learning rate is the first thing to try."
 
@@ -227,7 +227,7 @@ def of_memorizing(snapshot: RunSnapshot, went: Validation | None, losses: Losses
         return None
     best, helps = "", "more rows or a lower learning rate"
     if went.is_above_best:
-        helps = "more rows, fewer steps or a lower learning rate"
+        helps = "more rows, fewer passes or a lower learning rate"
     if went.is_above_best and went.best_step:
         best = f" It was lowest at step {went.best_step:,}: {in_loss(went.best)}."
     return Finding(

@@ -144,6 +144,6 @@ def warning_about_passes(passes: float, rows: int) -> str | None:
         return None
     which = "a single row" if rows == 1 else f"{rows:,} rows"
     return (
-        f"About {passes:,.0f} passes over {which} make the model memorize them: fewer steps or "
-        "more data would be better."
+        f"About {passes:,.0f} passes over {which} make the model memorize them: fewer passes "
+        "or more data would be better."
     )

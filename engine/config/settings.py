@@ -101,7 +101,7 @@ class OptimConfig:
     """
 
     epochs: Annotated[float | None, Meta(gt=0, description="1 is one pass")] = None
-    """The run makes this many passes (epochs) over the training rows; give this or `steps`."""
+    """The run makes this many passes over the training rows; give this or `steps`."""
 
     batch_size: Annotated[int, Meta(ge=1, le=LARGEST["batch_size"])] = 32
     """Number of rows of an optimizer step."""
@@ -217,8 +217,8 @@ class OptimConfig:
 
     patience: Annotated[int, Meta(ge=0)] = 0
     """The run ends early once this many evaluations in a row (`output.eval_every`) were not better
-    than the best one, by validation loss or by exact match as `output.keep_best` says; 0 never ends
-    it early.
+    than the best one, by validation loss or by right answers, as `output.keep_best` says; 0 never
+    ends it early.
     """
 
     seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 42

@@ -156,14 +156,14 @@ def test_runs_are_compared_side_by_side(blank, server, long_run):
         "document.querySelector('[data-compare=loss]').data.some(({x}) => x.at(-1) >= 130)"
     )
     assert page.evaluate(COMPARED) == [pytest.approx(zoomed, abs=0.01)] * 3
-    page.get_by_role("button", name="Reset zoom").click()
+    page.get_by_role("button", name="Show everything").click()
     page.wait_for_function(f"{COMPARED}.every(([from, to]) => to > 100)")
     zoom_compared(page)
     page.locator("[data-compare=memory]").scroll_into_view_if_needed()
     box = page.locator("[data-compare=memory]").bounding_box()
     page.mouse.dblclick(box["x"] + 150, box["y"] + 60)
     page.wait_for_function(f"{COMPARED}.every(([from, to]) => to > 100)")
-    expect(page.get_by_role("button", name="Reset zoom")).to_be_hidden()
+    expect(page.get_by_role("button", name="Show everything")).to_be_hidden()
     page.get_by_role("button", name="Time", exact=True).click()
     page.wait_for_function(
         "document.querySelector('[data-compare=loss]').layout.xaxis.type === 'date'"

@@ -235,10 +235,12 @@ export class Chat {
             const about = await send("/api/chat/about", { choice });
             if (asked !== this.asked) return;
             caption.textContent = this.aboutWeights(about, choice);
+            caption.classList.remove("rs-error");
             this.part("system").hidden = !about.system;
         } catch (error) {
             if (asked !== this.asked) return;
             setText(caption, error.message);
+            caption.classList.add("rs-error");
             this.asked = ""; // what is in the way may end: the next refresh asks again
         }
     }

@@ -27,7 +27,7 @@ from app.session.jobs import Cancelled, Job
 from app.session.offered_weights import CURRENT, Choice, OfferedWeights
 from app.session.serving import Serving
 from app.session.session import Session
-from engine.errors import DataError, FitError, RamstreamError, RunError
+from engine.errors import DataError, FitError, ModelError, RamstreamError, RunError
 from engine.tools.chat.conversation import Message, Sampling, Source, take_turns
 
 IDLE_SECONDS = 600
@@ -121,7 +121,10 @@ class Chat:
         if they cannot be used.
         """
         tuned = self._offered.sides(choice, compare=False)["tuned"]
-        prompt_builder = self._engine.prompt_builder_of(tuned.config)
+        try:
+            prompt_builder = self._engine.prompt_builder_of(tuned.config)
+        except ModelError as error:
+            raise ModelError(_without_setting(str(error))) from error
         return {
             "template": prompt_builder.has_template,
             "system": prompt_builder.takes_system,
@@ -209,7 +212,7 @@ class Chat:
         except FitError as error:
             self._report(error=f"{error}{self._what_is_served()}")
         except RamstreamError as error:
-            self._report(error=str(error))
+            self._report(error=_without_setting(str(error)))
         finally:
             self._end(question.turn)
             self._rest(IDLE_SECONDS)
@@ -384,3 +387,9 @@ class _Question:
     def is_borrowed(self, side: str) -> bool:
         """Returns whether the paused run itself answers for `side`, so that nothing is loaded."""
         return side == "tuned" and self.choice.weights == CURRENT
+
+
+def _without_setting(sentence: str) -> str:
+    """Returns a sentence on the model without the name of its setting, which no chat shows."""
+    rest = sentence.removeprefix("model.source: ")
+    return rest[:1].upper() + rest[1:]

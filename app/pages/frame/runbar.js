@@ -16,6 +16,7 @@ const LABELS = {
     discard: "Stop and discard",
 };
 const BESIDE = 60; // px of the views before the current one that are shown
+const FURTHER = 0.7; // of their width, by which a press moves the views
 const SHOWN = 8000; // ms for which a refusal, or a report after an outage, is shown
 
 // ---------------------------------------------------------------- title and icon
@@ -101,6 +102,9 @@ export class RunBar {
             if (this.run) go({ page: "run", run: this.run, view: "overview" });
         });
         this.nav = element.querySelector(".rs-views");
+        this.nav.querySelector('[data-part="more-views"]').addEventListener("click", () => {
+            this.nav.scrollBy({ left: FURTHER * this.nav.clientWidth, behavior: "smooth" });
+        });
         this.nav.addEventListener("scroll", () => this.showCut(), { passive: true });
         new ResizeObserver(() => this.measure()).observe(this.root);
         this.other = field(element, "other");
@@ -118,9 +122,13 @@ export class RunBar {
         markCurrent(this.views, ({ dataset }) => dataset.view === place.view);
         // Elsewhere the bar shows no views, and to ask for their width costs a layout.
         if (place.page !== "run") return;
-        const current = this.views.find(({ dataset }) => dataset.view === place.view);
+        this.reveal();
+    }
+
+    // The link of the view that is shown is in view, with a part of those beside it.
+    reveal() {
+        const current = this.views.find((link) => link.hasAttribute("aria-current"));
         if (!current || this.nav.scrollWidth <= this.nav.clientWidth) return;
-        // The link of the view that is shown is in view, with a part of those beside it.
         this.nav.scrollLeft = current.offsetLeft - this.nav.offsetLeft - BESIDE;
     }
 
@@ -134,6 +142,9 @@ export class RunBar {
         // What else stays in view stands below the bar.
         const height = this.root.offsetHeight && place.offsetHeight;
         document.documentElement.style.setProperty("--rs-bar-height", `${height}px`);
+        const width = this.nav.clientWidth;
+        if (width !== this.width) this.reveal();
+        this.width = width;
         this.showCut();
     }
 

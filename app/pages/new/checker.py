@@ -42,6 +42,7 @@ from app.pages.new.known_models import remark_on_example
 from app.pages.new.model_cards import model_cards, rounded_machine
 from app.pages.new.receipt import job_lines
 from app.pages.new.run_length import RunLength, Sample, run_length, run_length_text
+from app.pages.new.steady_machine import steadied
 from app.pages.new.usual_pace import Pace, usual_pace
 from app.session.session import Session
 from engine.config.data_settings import DataConfig
@@ -400,7 +401,7 @@ class Checker:
         """Returns this machine as last read, at most `MACHINE_SECONDS` ago."""
         read_at, machine = self._read
         if machine is None or time.monotonic() - read_at >= MACHINE_SECONDS:
-            machine = read_machine(self._session.runs_dir)
+            machine = steadied(read_machine(self._session.runs_dir), machine)
             self._read = (time.monotonic(), machine)
         return machine
 

@@ -57,8 +57,8 @@ def _length(train: OptimConfig, total_steps: int) -> str:
     if train.steps:
         return counted(train.steps, "step")
     count = f"{train.epochs or 1:g}"
-    passes = f"{count} {'pass' if count == '1' else 'passes'} over the data"
-    return f"{passes}, {counted(total_steps, 'step')}" if total_steps else passes
+    passes = f"{count} {'pass' if count == '1' else 'passes'}"
+    return f"{passes} · {counted(total_steps, 'step')}" if total_steps else passes
 
 
 def _schedule(train: OptimConfig, total_steps: int) -> str:

@@ -43,6 +43,7 @@ def load_config(source: str) -> Any:
         refuse_short_memory(error, "while the model's configuration was read")
         # The library raises many kinds of errors. All mean that this source cannot be used.
         if path is None and not is_of_a_field(error):
+            refuse_missing_files(source, weights=False)
             raise ModelError(
                 f"model.source: {source!r} is neither a local folder nor a model that the hub gave "
                 f"({first_line(error)}); check the name or your connection."

@@ -180,11 +180,11 @@ def _updates_text(choices: Mapping[str, Any], units: int, model: Mapping[str, An
 def _part_as_text(title: str, part: Part) -> list[str]:
     limit = "" if part.limit is None else f" of {in_gib(part.limit)} free"
     share = f", {in_percent(part.total, part.limit)}" if part.limit else ""
-    width = max(len(item.name) for item in part.items)
+    width = max(len(item.words) for item in part.items)
     lines = [f"{title}: {in_gib(part.total)}{limit}{share}"]
     for item in part.items:
         if item.bytes:
-            line = f"  {item.name:<{width}}  {in_gib(item.bytes):>10}  {item.note}"
+            line = f"  {item.words:<{width}}  {in_gib(item.bytes):>10}  {item.note}"
             lines.append(line.rstrip())
     return lines
 

@@ -283,13 +283,13 @@ class _Screen:
                 line = f"Measured, of what was predicted: {prediction_check_text(event.quantities)}"
             case EvalFinished():
                 when = f"Step {event.step}" if event.step else "Before the first step"
-                line = f"{when}: evaluation loss {event.loss:.4f}"
+                line = f"{when}: validation loss {event.loss:.4f}"
                 before = self._run.recorder.snapshot.validation.before
                 if before is not None and event.step and event.loss > before.loss:
                     line += f", above the {before.loss:.4f} before training"
             case ExactMatchMeasured():
                 line = (
-                    f"Validation exact match {event.moment} training: {event.correct} of "
+                    f"Answers right {event.moment} training: {event.correct} of "
                     f"{event.total} ({in_percent(event.correct, event.total)})"
                 )
             case CheckpointWritten():

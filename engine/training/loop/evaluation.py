@@ -325,11 +325,11 @@ def _not_finite(step: int) -> str:
     """Returns a sentence about an evaluation after `step` whose loss is NaN or infinite."""
     if not step:
         return (
-            "The evaluation loss before the first step is not a finite number, so these weights "
+            "The validation loss before the first step is not a finite number, so these weights "
             "cannot be trained; check the model in model.source, or set model.dtype to float32."
         )
     return (
-        f"The evaluation loss after step {step} is not a finite number; start a new run with a "
+        f"The validation loss after step {step} is not a finite number; start a new run with a "
         "lower train.learning_rate."
     )
 

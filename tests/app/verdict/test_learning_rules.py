@@ -318,7 +318,7 @@ def test_rows_that_are_known_by_heart_are_memorized():
     assert (found.rule, found.tone) == ("memorizes", "warn") and found.evidence
     assert found.text.startswith("It memorizes its rows: training loss 0.0003")
     assert found.text.endswith(", validation loss 5.100.")
-    assert "fewer steps" not in found.advice, "the validation loss has not risen"
+    assert "fewer passes" not in found.advice, "the validation loss has not risen"
     assert told(6.07, 5.1, ended=[RunEnded("finished")], every=100)  # one evaluation is all
     assert told(6.07, 5.1, every=100) is None
     # A task that is learned: the validation loss follows, and is far below what it was.
@@ -328,7 +328,7 @@ def test_rows_that_are_known_by_heart_are_memorized():
     trained = {"loss": lambda step: 1.5 * math.exp(-step / 15) + 0.03}
     assert told(1.6, 1.1, 1.0, 1.05, 1.1, **trained)
     risen = told(1.6, 1.0, 1.1, 1.2, 1.3, 1.4, every=16, **trained)
-    assert "fewer steps" in risen.advice
+    assert "fewer passes" in risen.advice
     # Validation rows of another, harder kind than those of training, from the beginning.
     assert told(3.0, 2.9, 2.9, 2.9, 2.9, loss=lambda step: 0.2 + 0.1 / step) is None
 

@@ -331,6 +331,19 @@ def test_data_that_a_run_would_refuse_at_once_start_none(tmp_path):
         checker.read_trainable(given | {"data.source": "someone/on-the-hub"})
 
 
+def test_free_memory_that_wavers_is_steady(checker, monkeypatch):
+    """A verdict does not turn over while somebody looks at it."""
+    machine, free = app.pages.new.checker.read_machine("."), []
+    monkeypatch.setattr(app.pages.new.checker, "MACHINE_SECONDS", 0.0)
+    for gib in (20.0, 20.3, 19.7, 12.0, 12.3):
+        gpus = tuple(replace(gpu, free=int(gib * GIB)) for gpu in machine.gpus)
+        now = replace(machine, ram_limit=64 * GIB, ram_available=int(gib * GIB), gpus=gpus)
+        monkeypatch.setattr(app.pages.new.checker, "read_machine", lambda folder, now=now: now)
+        seen = checker._machine()
+        free.append((seen.ram_available / GIB, seen.gpus[0].free / GIB))
+    assert free == [(20, 20), (20, 20), (20, 20), (12, 12), (12, 12)]
+
+
 def test_a_download_takes_disk_in_the_summary_and_on_the_card(checker, monkeypatch):
     given = shown(model__source="Qwen/Qwen2.5-1.5B-Instruct")
     machine = app.pages.new.checker.read_machine(".")

@@ -444,7 +444,7 @@ def test_the_settings_that_matter_come_first_and_then_what_was_changed(session):
     shown = get(session, f"/api/runs/{folder.id}/details").json()["settings"]
     main = dict(shown["main"])
     assert len(main) == 9 and main["Trained"].startswith("LoRA, rank ")
-    assert main["Length"] == "3 passes over the data"
+    assert main["Length"] == "3 passes"
     assert main["Schedule"] == "Cosine"
     (row,) = shown["changed"]
     assert (row["title"], row["value"]) == ("train.warmup_steps", "5") and row["default"] != "5"

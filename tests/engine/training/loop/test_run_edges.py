@@ -43,7 +43,7 @@ def test_a_last_evaluation_that_fails_costs_nothing_and_is_made_up_for(tmp_path,
         run = start_run(config, tmp_path / "runs")
         ended = execute(run)
     assert ended.state == "failed"
-    assert "evaluation loss after step 8 is not a finite number" in ended.reason
+    assert "validation loss after step 8 is not a finite number" in ended.reason
     assert [c.step for c in events_of(run, CheckpointWritten)] == [8]
     again = resume_run(tmp_path / "runs", run.id)
     assert execute(again).state == "finished"

@@ -87,7 +87,7 @@ def test_the_last_lines_of_the_command_say_it(tmp_path, capsys):
     assert show_run(run, tmp_path / "runs") == 0
     out = capsys.readouterr().out
     losses = losses_of(run)
-    assert f"Step 6: evaluation loss {losses[6]:.4f}, above the {losses[0]:.4f} before" in out
+    assert f"Step 6: validation loss {losses[6]:.4f}, above the {losses[0]:.4f} before" in out
     assert "warning: No weights are kept as the best: no evaluation was better" in out
     assert "the best weights so far" not in out
     assert out.rstrip().endswith(
