@@ -148,8 +148,6 @@ def fill(page: Page, field: str, text: str) -> None:
         expect(where).to_be_visible()
     elif not where.is_visible() and page.locator(FOLDED).is_visible():
         open_other_settings(page)
-        if not where.is_visible():
-            unfold_sections(page)
     expect(page.locator("[inert]").filter(has=where)).to_have_count(0)  # its values have arrived
     where.fill("")
     where.press_sequentially(text)
@@ -157,21 +155,18 @@ def fill(page: Page, field: str, text: str) -> None:
     where.press("Tab")
 
 
-def unfold_sections(page: Page) -> None:
-    """Opens the sections that are folded among the other settings."""
-    for title in page.locator(".rs-fold[aria-expanded=false]").all():
-        title.click()
-
-
 FOLDED = ".rs-rest > button"
 
 
 def open_other_settings(page: Page) -> None:
-    """Opens the folded section, whose boxes Gradio makes only then, and fills a moment later."""
-    if box(page, "data.eval_fraction").is_visible():
+    """Opens the folded section, whose boxes Gradio makes only then, and fills a moment later, and
+    the sections in it.
+    """
+    if page.locator(f"{FOLDED}.open").count():
         return
     page.get_by_role("button", name="Advanced settings").click()
     expect(box(page, "data.eval_fraction")).to_have_value(re.compile("."))
+    page.locator(".rs-fold[aria-expanded=false]").evaluate_all("all => all.map(b => b.click())")
 
 
 def start_short_run(page: Page, name: str, steps: int = 60) -> str:

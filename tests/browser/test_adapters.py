@@ -32,7 +32,7 @@ def export(page, folder, form: str) -> None:
     """Exports in one of the two forms, and waits until it is done."""
     page.locator("[data-part=export] input[name=folder]").fill(str(folder))
     page.locator("[data-part=export] select[name=form]").select_option(form)
-    page.locator("[data-part=export] form button.rs-primary").click()
+    page.locator("[data-part=export] form button").click()
     expect(page.locator("[data-field=export-caption]")).to_contain_text(f"to {folder}.")
 
 

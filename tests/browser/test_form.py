@@ -75,6 +75,12 @@ def test_settings_are_found_taken_back_and_kept_as_a_preset(page, server):
     expect(box(page, "output.checkpoint_every")).to_be_hidden()
     fill(page, "train.weight_decay", "0.2")
     find.fill("")
+    # Each section folds, and says how much of it differs.
+    title = page.get_by_role("button", name="Training 1 changed")
+    for is_open in (False, True):
+        title.click()
+        expect(title).to_have_attribute("aria-expanded", str(is_open).lower())
+        expect(box(page, "train.weight_decay")).to_be_visible(visible=is_open)
     page.locator("[data-part=differs]").check()
     expect(page.locator(".rs-settings .rs-differs:visible")).to_have_count(2)
     page.locator("#field-train-weight_decay .rs-back").click()

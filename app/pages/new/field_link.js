@@ -2,7 +2,7 @@
 // the folded section, which is then opened.
 
 import { el } from "../../shared/dom.js";
-import { unfold } from "./folded.js";
+import { unfold, unfoldAround } from "./folded.js";
 
 const RETRY = 50; // ms until a box that Gradio is making is looked for again
 const TRIES = 60;
@@ -57,7 +57,7 @@ export class FieldLink {
             return;
         }
         if (tries === TRIES) unfold();
-        document.getElementById(this.field)?.closest(".rs-folded")?.classList.remove("rs-folded");
+        unfoldAround(document.getElementById(this.field));
         const { field } = this;
         if (tries > 0) {
             setTimeout(() => {

@@ -13,6 +13,40 @@ export function unfold() {
     if (isFolded()) document.querySelector(TITLE)?.click();
 }
 
+// Each title folds the settings below it. Gradio makes the titles at a time of its own.
+export function foldByTitles() {
+    document.addEventListener("click", ({ target }) => {
+        const title = target.closest?.(".rs-fold");
+        if (!title) return;
+        const row = rowOf(title);
+        row.classList.toggle("rs-folded");
+        showFold(title, row);
+    });
+}
+
+// Opens the section in which a setting is.
+export function unfoldAround(setting) {
+    const row = setting?.closest(".rs-folded");
+    if (!row) return;
+    row.classList.remove("rs-folded");
+    showFold(row.previousElementSibling.querySelector(".rs-fold"), row);
+}
+
+// Each folded title says how many of its settings differ from the preset.
+export function countChanges() {
+    for (const title of document.querySelectorAll(".rs-fold")) {
+        const count = rowOf(title).querySelectorAll(".rs-differs").length;
+        if (!title.querySelector("small")) title.append(el("small"));
+        setText(title.querySelector("small"), count ? `${count} changed` : "");
+    }
+}
+
+const rowOf = (title) => title.closest(".block").nextElementSibling;
+
+function showFold(title, row) {
+    title.setAttribute("aria-expanded", String(!row.classList.contains("rs-folded")));
+}
+
 // A list that is too narrow for its value says the whole of it in a tip.
 export function tipsOfLists() {
     document.addEventListener("pointerover", ({ target }) => {

@@ -22,8 +22,6 @@ from app.form.settings_form import (
 from app.pages.new.known_models import known_models
 from app.shared.template import drawn
 
-FOLDED = ("engine", "data.columns")
-"""Sections that are folded among the folded settings: most people leave them as they are."""
 PLACEHOLDERS = {
     "data.source": "A file, a folder, or a data set on Hugging Face",
     "model.source": "Search the known models, or give a folder or a Hugging Face id",
@@ -165,8 +163,8 @@ class _Form:
                     drawn("run_length", {})
 
     def other_settings(self) -> gr.HTML:
-        """Lays out all other settings, folded away, section by section; returns what finds and
-        keeps settings, above them.
+        """Lays out all other settings, folded away, and each section folded once more; returns what
+        finds and keeps settings, above them.
         """
         with gr.Accordion("Advanced settings", open=False, elem_classes="rs-card rs-rest"):
             tools = drawn("settings_tools", "")
@@ -176,13 +174,9 @@ class _Form:
                     self._place(name, min_width=160)
             shown_above = PROMINENT + FIRST
             for section, title in SECTION_TITLES.items():
-                heading = f"<h4>{title}</h4>"
-                kind = "rs-settings"
-                if section in FOLDED:
-                    heading = f'<h4><button type="button" class="rs-fold">{title}</button></h4>'
-                    kind += " rs-folded"
-                gr.HTML(heading, apply_default_css=False)
-                with gr.Row(elem_classes=kind):
+                fold = f'<button type="button" class="rs-fold" aria-expanded="false">{title}</button>'
+                gr.HTML(f"<h4>{fold}</h4>", apply_default_css=False)
+                with gr.Row(elem_classes="rs-settings rs-folded"):
                     for name, setting in self._settings.items():
                         if setting.section == section and name not in shown_above:
                             self._place(name, min_width=200)

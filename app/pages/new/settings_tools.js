@@ -2,6 +2,7 @@
 // back, and keeps the settings as a preset.
 
 import { el, field, send } from "../../shared/dom.js";
+import { countChanges } from "./folded.js";
 
 const ROWS = ".rs-rest .rs-settings";
 const isSame = (one, other) => {
@@ -19,16 +20,6 @@ const chosenIn = (shown) => [
     shown?.["train.method"] ?? "full",
     (shown?.["train.objective"] ?? "sft") === "sft" ? "answers" : "preferences",
 ];
-
-// Makes a title fold the settings below it.
-function foldBy(button) {
-    const row = button.closest(".block").nextElementSibling;
-    button.setAttribute("aria-expanded", "false");
-    button.addEventListener("click", () => {
-        const isFolded = row.classList.toggle("rs-folded");
-        button.setAttribute("aria-expanded", String(!isFolded));
-    });
-}
 
 export class SettingsTools {
     // place: that of Gradio. fill: changes settings.
@@ -48,7 +39,6 @@ export class SettingsTools {
             event.preventDefault();
             this.keep();
         });
-        for (const button of document.querySelectorAll(".rs-fold")) foldBy(button);
         this.load();
     }
 
@@ -94,6 +84,7 @@ export class SettingsTools {
             node.classList.toggle("rs-differs", name in back);
             if (node.closest(".rs-rest")) this.offer(node, name, back);
         }
+        countChanges();
         const reset = this.part("take-back");
         reset.hidden = !count;
         reset.textContent = `Undo ${count} ${count === 1 ? "change" : "changes"}`;
