@@ -174,7 +174,9 @@ class _Form:
                     self._place(name, min_width=160)
             shown_above = PROMINENT + FIRST
             for section, title in SECTION_TITLES.items():
-                fold = f'<button type="button" class="rs-fold" aria-expanded="false">{title}</button>'
+                fold = (
+                    f'<button type="button" class="rs-fold" aria-expanded="false">{title}</button>'
+                )
                 gr.HTML(f"<h4>{fold}</h4>", apply_default_css=False)
                 with gr.Row(elem_classes="rs-settings rs-folded"):
                     for name, setting in self._settings.items():
