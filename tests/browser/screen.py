@@ -162,10 +162,9 @@ def open_other_settings(page: Page) -> None:
     """Opens the folded section, whose boxes Gradio makes only then, and fills a moment later, and
     the sections in it.
     """
-    if page.locator(f"{FOLDED}.open").count():
-        return
-    page.get_by_role("button", name="Advanced settings").click()
-    expect(box(page, "data.eval_fraction")).to_have_value(re.compile("."))
+    if not page.locator(f"{FOLDED}.open").count():
+        page.get_by_role("button", name="Advanced settings").click()
+        expect(box(page, "data.eval_fraction")).to_have_value(re.compile("."))
     page.locator(".rs-fold[aria-expanded=false]").evaluate_all("all => all.map(b => b.click())")
 
 

@@ -15,6 +15,7 @@ from tests.browser.screen import (
     VIEWS,
     address,
     bar,
+    open_other_settings,
     open_page,
     open_view,
     page_link,
@@ -157,7 +158,7 @@ def test_the_overview_shows_memory_and_the_line_over_a_run_stays(blank, server, 
     page.set_viewport_size({"width": 1440, "height": 900})
     open_page(page, "new")
     page.wait_for_selector(".rs-fit-panel:not([data-tone=calm])")
-    page.get_by_role("button", name="Advanced settings").click()
+    open_other_settings(page)
     page.wait_for_function("document.documentElement.scrollHeight > 1800")
     page.evaluate("window.scrollTo(0, 900)")
     page.wait_for_function("window.scrollY > 800")

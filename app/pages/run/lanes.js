@@ -18,6 +18,19 @@ const CHOSEN = 2; // px of the line around the chosen one
 const BELOW = 0.52;
 const AROUND = 0.02;
 
+// Black or white, whichever is read better on a bar of this color (#rrggbb), which is drawn over the
+// card with this opacity.
+function inkOn(color, opacity) {
+    const below = document.body.classList.contains("dark") ? 0 : 255;
+    const [red, green, blue] = [1, 3, 5].map((at) => {
+        const own = Number.parseInt(color.slice(at, at + 2), 16);
+        const share = (own * opacity + below * (1 - opacity)) / 255;
+        return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+    });
+    const light = 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+    return (light + 0.05) ** 2 > 1.05 * 0.05 ? "#000" : "#fff";
+}
+
 export class LaneBars {
     // node: the node in which Plotly draws the axes.
     constructor(node) {
@@ -105,8 +118,10 @@ export class LaneBars {
             pen.fillStyle = Array.isArray(marker.color) ? marker.color[index] : marker.color;
             pen.globalAlpha = marker.opacity?.[index] ?? 1;
             pen.fillRect(left, top, wide, tall);
-            if (text?.[index])
-                this.paintNumber(pen, text[index], left + wide / 2, top + tall / 2, wide);
+            if (text?.[index]) {
+                const ink = inkOn(pen.fillStyle, pen.globalAlpha);
+                this.paintNumber(pen, text[index], [left + wide / 2, top + tall / 2], wide, ink);
+            }
             if (!marker.pattern) continue;
             pen.fillStyle = this.hatch(pen, marker.pattern.fgcolor);
             pen.fillRect(left, top, wide, tall);
@@ -115,10 +130,10 @@ export class LaneBars {
     }
 
     // Writes the number of a block into the middle of its bar, where the bar has room for it.
-    paintNumber(pen, number, x, y, wide) {
+    paintNumber(pen, number, [x, y], wide, ink) {
         if (wide < DIGIT * (number.length + 1)) return;
         pen.globalAlpha = 1;
-        pen.fillStyle = "#fff";
+        pen.fillStyle = ink;
         pen.fillText(number, x, y);
     }
 
