@@ -18,8 +18,8 @@ const CHOSEN = 2; // px of the line around the chosen one
 const BELOW = 0.52;
 const AROUND = 0.02;
 
-// Black or white, whichever is read better on a bar of this color (#rrggbb), which is drawn over the
-// card with this opacity.
+// Black or white, whichever is read better on a bar of this color (#rrggbb), which is drawn over
+// the card with this opacity.
 function inkOn(color, opacity) {
     const below = document.body.classList.contains("dark") ? 0 : 255;
     const [red, green, blue] = [1, 3, 5].map((at) => {
