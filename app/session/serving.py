@@ -61,7 +61,7 @@ class UnknownModel(RunError):
 
 
 @dataclass
-class _Lent:
+class Lent:
     """A served model as Chat uses weights: they are not its own to close."""
 
     model: ServedModel
@@ -245,7 +245,7 @@ class Serving:
             return None
         for side, model in self._models.items():
             if served.sources.get(side) == source:
-                return _Lent(model)
+                return Lent(model)
         return None
 
     def _load_late(self, job: Job, served: Served, side: str) -> str:

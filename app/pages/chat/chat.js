@@ -372,8 +372,9 @@ export class Chat {
         for (const side of sides) this.write(answers[side], turn.answers[side], side);
     }
 
-    memoryText({ loaded, held }) {
+    memoryText({ loaded, held, lent }) {
         if (!loaded.length) return "";
+        if (lent) return "The model that is served answers; it takes no more memory.";
         if (!held) return "The paused run answers; it takes no more memory.";
         return `Model loaded (${held}); unloads after ${this.minutes} min.`;
     }

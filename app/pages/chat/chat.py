@@ -96,6 +96,7 @@ class Chat:
                 "choice": vars(self._choice) if self._choice is not None else None,
                 "loaded": self._loaded.labels(),
                 "held": in_bytes(held) if held else "",
+                "lent": self._loaded.are_lent(),
                 "first": first,
                 "turns": [turn.to_dict() for turn in self._turns[first:]],
             }

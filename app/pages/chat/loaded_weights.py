@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 
 from app.session.engine_calls import ChatCalls, ChatEngine
+from app.session.serving import Lent
 from engine.errors import FitError
 from engine.tools.chat.conversation import Message, Sampling, Source
 
@@ -29,8 +30,12 @@ class LoadedWeights:
         return [chat_engine.label for chat_engine in self._chat_engines.values()]
 
     def held_bytes(self) -> int:
-        """Returns the bytes of RAM that all weights occupy; borrowed ones are counted as 0."""
+        """Returns the bytes of RAM that all weights occupy; those of others are counted as 0."""
         return sum(chat_engine.held_bytes for chat_engine in self._chat_engines.values())
+
+    def are_lent(self) -> bool:
+        """Returns whether all weights are those that are served to other programs."""
+        return all(isinstance(each, Lent) for each in self._chat_engines.values())
 
     def has(self, side: str) -> bool:
         """Returns whether the weights of `side` are in memory."""

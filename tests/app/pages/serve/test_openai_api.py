@@ -259,7 +259,7 @@ def test_chat_answers_from_the_weights_that_are_served(served):
     answer(served.server, "/api/chat/send", asked | {"max_new_tokens": 4})
     wait_for(lambda: not chat()["working"])
     state = chat()
-    assert state["error"] == "" and state["held"] == ""
+    assert state["error"] == "" and state["held"] == "" and state["lent"]
     sides = state["turns"][-1]["answers"]
     assert {each["state"] for each in sides.values()} == {"done"}
 
