@@ -45,7 +45,7 @@ TRAINED, REFUSED = (
     float(re.findall(expression, FAMILIES)[0])
     for expression in (r"\*\*(\d+) families train", r"\*\*(\d+) are refused by name")
 )
-WORDS = {"a": 1, "three": 3, "four": 4, "eight": 8, "ten": 10, "eleven": 11}
+WORDS = {"a": 1, "three": 3, "four": 4, "eight": 8, "ten": 10, "eleven": 11, "thirteen": 13}
 BOTH_MOMENTS_BYTES = 8  # of an element, in fp32
 DISK_BYTES = disk_rates.DRAINED_BYTES * (1 + disk_bench._ALONE)
 
