@@ -46,6 +46,7 @@ class Evaluating:
                 # A run that goes on needs the machine for itself.
                 lent.when_over("evaluation", self.end)
             job.stage("Opening the run")
+            self._session.free_idle_memory()
             self._session.engine.evaluate_run(
                 folder.path.parent,
                 run_id,

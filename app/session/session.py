@@ -63,6 +63,7 @@ class Session:
         self._before_runs: list[Callable[[], None]] = []
         self.served_id: str | None = None
         """Run whose model answers other programs; `Serving` sets it."""
+        self._idle: list[Callable[[], None]] = []
         self.was_opened = threading.Event()
         """Event that is set once a page has been opened."""
         # Under this lock, checking that no run is active and starting one are one step: of twenty
@@ -98,6 +99,15 @@ class Session:
         needed.
         """
         self._before_runs.append(give_back)
+
+    def call_for_memory(self, give_back: Callable[[], None]) -> None:
+        """Registers `give_back`, which frees memory that is kept for later alone."""
+        self._idle.append(give_back)
+
+    def free_idle_memory(self) -> None:
+        """Frees the memory that is kept for later alone. Call it from a job: no other uses it."""
+        for give_back in self._idle:
+            give_back()
 
     def _free_memory(self) -> None:
         for give_back in self._before_runs:

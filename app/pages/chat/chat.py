@@ -70,6 +70,7 @@ class Chat:
         """Version with which the latest turn began."""
         self._idle: threading.Timer | None = None
         session.call_before_runs(self.release)
+        session.call_for_memory(self.release)
 
     # ------------------------------------------------------------------ what pages see
 

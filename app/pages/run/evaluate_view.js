@@ -21,6 +21,7 @@ export class EvaluateView {
         this.votes = new BlindVotes(this.part("blind"), (path, body) => this.act(path, body));
         this.form.addEventListener("change", () => this.unfold());
         this.form.addEventListener("input", () => this.unfold());
+        this.inputs.limit.addEventListener("change", () => this.readTimes());
         this.form.addEventListener("submit", (event) => {
             event.preventDefault();
             this.start();
@@ -71,6 +72,24 @@ export class EvaluateView {
         this.show(details, isOther);
         // It was started in another tab, or before this page was loaded.
         if (details.job && !this.isFollowing) this.follow(details.job);
+    }
+
+    // The times of tasks depend on the number of samples; an empty box means all.
+    async readTimes() {
+        const { run } = this;
+        const limit = Number(this.inputs.limit.value);
+        try {
+            const { form } = await send(this.address(`evaluation?limit=${limit}`));
+            if (run === this.run) this.showTimes(form.tasks);
+        } catch {
+            this.showTimes([]); // those of another number would be wrong
+        }
+    }
+
+    showTimes(tasks) {
+        const times = Object.fromEntries(tasks.map(({ name, time }) => [name, time]));
+        for (const item of this.part("tasks").children)
+            setText(item.querySelector("time"), times[item.querySelector("input").value] ?? "");
     }
 
     // isOther: whether the form is filled anew; what a person has chosen stays otherwise.
@@ -131,15 +150,14 @@ export class EvaluateView {
         this.part("answers-how").hidden = !inputs.answers.checked;
         this.part("benchmarks-how").hidden = !inputs.benchmarks.checked;
         this.part("programs").hidden = !inputs.own.value.trim();
-        const isSomething = ["validation", "answers", "benchmarks"].some(
-            (name) => inputs[name].checked,
-        );
-        this.button.disabled = this.isRefused || this.isFollowing || !isSomething;
+        const { validation, answers, tasks, own } = this.wanted();
+        const isNothing = !validation && !answers && !tasks.length && !own;
+        this.button.disabled = this.isRefused || this.isFollowing || isNothing;
     }
 
     wanted() {
         const { inputs } = this;
-        const hasTasks = inputs.benchmarks.checked;
+        const hasTasks = inputs.benchmarks.checked && !this.part("benchmarks-form").hidden;
         const ticked = [...this.part("tasks").querySelectorAll("input:checked")];
         const own = hasTasks ? inputs.own.value.trim() : "";
         return {
@@ -230,7 +248,7 @@ export class EvaluateView {
 function taskItem({ name, about, time }, isChosen) {
     const box = el("input", { type: "checkbox", value: name });
     box.checked = isChosen;
-    const words = el("small", {}, [about, time].filter(Boolean).join(" · "));
+    const words = el("small", {}, about, " ", el("time", {}, time));
     return el("li", {}, el("label", {}, box, el("span", {}, name, words)));
 }
 

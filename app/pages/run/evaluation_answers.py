@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from app.pages.run.evaluation_details import evaluation_details
 from app.pages.run.run_watch import watch_of
-from app.server.requests import json_body, number_of, switch_of, text_of, texts_of
+from app.server.requests import count_of, json_body, number_of, switch_of, text_of, texts_of
 from app.session.evaluating import Evaluating
 from app.session.session import Session
 from engine.config.export_choice import ExportFrom
@@ -38,14 +38,15 @@ class EvaluationAnswers:
     async def show(self, request: Request) -> Response:
         run_id = request.path_params["run_id"]
         await watch_of(self._session, run_id).answer(NOTHING_NEWER, "step")  # reads the record
-        return JSONResponse(await asyncio.to_thread(self._shown, run_id))
+        limit = count_of(request.query_params.get("limit", ""))
+        return JSONResponse(await asyncio.to_thread(self._shown, run_id, limit))
 
-    def _shown(self, run_id: str) -> dict[str, Any]:
+    def _shown(self, run_id: str, limit: int | None) -> dict[str, Any]:
         folder = open_run(self._session.runs_dir, run_id)
         job = self._evaluating.job_of(folder)
         is_paused_here = self._session.active_id == run_id
         snapshot = self._session.follow(run_id).snapshot
-        return evaluation_details(folder, snapshot, is_paused_here, job is not None) | {
+        return evaluation_details(folder, snapshot, is_paused_here, job is not None, limit) | {
             "job": None if job is None else job.to_dict(),
             "why_not": self._evaluating.why_not(run_id),
         }

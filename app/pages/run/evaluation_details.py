@@ -44,11 +44,16 @@ _WHOSE = {"export": "Exported model", "best": "Best model", "last": "Newest weig
 
 
 def evaluation_details(
-    folder: RunFolder, snapshot: RunSnapshot, is_paused_here: bool, is_under_way: bool
+    folder: RunFolder,
+    snapshot: RunSnapshot,
+    is_paused_here: bool,
+    is_under_way: bool,
+    limit: int | None,
 ) -> dict[str, Any]:
     """Returns the `form`, the `figures` with their `caption` and `note`, and the `answers`, which
     are None where there are none. `unfinished` says how much of an evaluation that was broken off
-    is done, unless it `is_under_way`; `problem` says what cannot be read.
+    is done, unless it `is_under_way`; `problem` says what cannot be read. The times of tasks are
+    those of `limit` samples or, without it, of as many as were asked before.
     """
     found = read_evaluations(folder.path)
     benchmarks = read_benchmarks(folder.path)
@@ -62,8 +67,10 @@ def evaluation_details(
         problems.append(f"The latest {MOST_ROWS} of {len(figures):,} results are shown.")
     is_broken_off = latest is not None and not latest.is_over and not is_under_way
     form = _form(folder, snapshot, latest, answered, is_paused_here)
+    asked = form["chosen"]["limit"] if limit is None else limit
+    pace = FORWARD * _speed(snapshot)
     return {
-        "form": form | {"goes_on": is_broken_off},
+        "form": form | {"goes_on": is_broken_off, "tasks": _tasks(answered, pace, asked or None)},
         "figures": [figure_row(figure) for figure in figures[:MOST_ROWS]],
         "caption": "" if of_rows is None else _caption(of_rows),
         "note": "" if of_rows is None else of_rows.began.note,
@@ -95,7 +102,7 @@ def _form(
     is_paused_here: bool,
 ) -> dict[str, Any]:
     rows = _count(snapshot.data.get("eval_examples"))
-    weights = [] if is_paused_here else _weights(folder)
+    weights = [] if is_paused_here else _weights(folder, snapshot.exported_step)
     speed = FORWARD * _speed(snapshot)
     wanted = Wanted(tasks=(), answers=FIRST_ANSWERS, limit=FIRST_LIMIT)
     if latest is not None:
@@ -109,7 +116,6 @@ def _form(
         "about_answers": _about_answers(answered),
         "has_harness": _has_harness(),
         "install": INSTALL,
-        "tasks": _tasks(answered, speed, limit),
         "chosen": {
             "validation": bool(rows) and (latest is None or wanted.validation),
             "answers": bool(rows) and (latest is None or bool(wanted.answers)),
@@ -129,22 +135,23 @@ def _has_harness() -> bool:
     return find_spec("lm_eval") is not None
 
 
-def _weights(folder: RunFolder) -> list[dict[str, str]]:
-    """Returns the trained weights that can be evaluated: first those of the export, or what one
-    would take.
+def _weights(folder: RunFolder, exported: int | None) -> list[dict[str, str]]:
+    """Returns the trained weights that can be evaluated: first those of the export, which are of
+    the step `exported`, or what one would take.
     """
     weights = []
     if safe_files.is_file(folder.export_path / "config.json", folder.root):
-        weights.append({"value": "", "label": _WHOSE["export"]})
+        step = "" if exported is None else f", step {exported:,}"
+        weights.append({"value": "", "label": _WHOSE["export"] + step})
     saved = saved_steps(folder.checkpoints_path, folder.best_path)
     order = ("best", "last") if _export_from(folder) == "best" else ("last", "best")
     steps: dict[int, str] = {}
     for value in order:
-        step = saved.best if value == "best" else saved.newest
-        if step is not None:
-            steps.setdefault(step, value)
-    for step, value in steps.items():
-        weights.append({"value": value, "label": f"{_WHOSE[value]}, step {step:,}"})
+        kept = saved.best if value == "best" else saved.newest
+        if kept is not None:
+            steps.setdefault(kept, value)
+    for kept, value in steps.items():
+        weights.append({"value": value, "label": f"{_WHOSE[value]}, step {kept:,}"})
     return weights
 
 

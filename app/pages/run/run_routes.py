@@ -14,7 +14,7 @@ GET  /api/runs/RUN/room?folder=FOLDER
     The bytes that may be written to a folder.
 GET  /api/runs/RUN/file?folder=FOLDER&name=NAME
     A file of an exported folder of the run, as a download.
-GET  /api/runs/RUN/evaluation
+GET  /api/runs/RUN/evaluation?limit=COUNT
     What its model was found to do beside its model before training, and what can be evaluated.
 POST /api/runs/RUN/evaluate {validation, answers, blind, tasks, own, limit, chat, programs, weights}
     Starts the job that evaluates the run.

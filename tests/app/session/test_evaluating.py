@@ -78,9 +78,12 @@ def test_what_is_done_is_kept_when_it_is_cancelled_and_the_rest_is_done_then(
             raise Cancelled
         progress(job, done, total, text)
 
+    freed = []
+    session.call_for_memory(lambda: freed.append(True))  # as Chat does
     with monkeypatch.context() as patch:
         patch.setattr(Job, "progress", cancelled)
         job = start(session, trained)
+    assert freed == [True]
     assert (job.state, job.result) == ("cancelled", "The evaluation of Tiny was cancelled.")
     shown = evaluation_of(session, trained)
     assert shown["unfinished"].startswith("Not complete: 3 of 6 parts are done and kept.")

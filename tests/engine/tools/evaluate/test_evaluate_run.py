@@ -12,16 +12,21 @@ import re
 import pytest
 
 import launch
+from engine.errors import RunError
+from engine.runs.record.events import StateChanged
 from engine.runs.record.following import replay
+from engine.runs.record.recorder import RunRecorder
 from engine.runs.summaries.benchmark_results import RESULTS_FILE, read_benchmarks
-from engine.runs.summaries.evaluation_results import EVALUATIONS_FILE, read_evaluations
+from engine.runs.summaries.evaluation_results import EVALUATIONS_FILE, Wanted, read_evaluations
 from engine.tools.evaluate import evaluate_run as evaluating
 from engine.tools.evaluate import harness
+from engine.tools.evaluate.evaluate_run import AskedEvaluation
 from engine.tools.evaluate.scoring import Continuation, score
 from engine.tools.evaluate.validation import ValidationRows
 from engine.training.loop.run import start_run
 from tests.support.folded import fold
 from tests.support.folders import make_config
+from tests.support.made_pairs import marked_config, pair_config
 from tests.support.trained_runs import execute
 
 FOUND = {
@@ -151,6 +156,38 @@ def test_an_evaluation_that_was_killed_goes_on_behind_its_last_part(command, tra
     # One that is complete is done anew, and so is one of something else.
     with pytest.raises(AssertionError, match="it is done"):
         command(parts=parts)
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_pairs_have_the_share_of_chosen_answers_that_are_likelier(command, tmp_path, objective):
+    """Answers with marks have no such figure."""
+    make = pair_config if objective == "dpo" else marked_config
+    own = {"data.eval_fraction": 0.3, "train.objective": objective, "train.steps": 4}
+    run = start_run(make(tmp_path, **own), tmp_path / "runs")
+    assert execute(run).state == "finished"
+    asked = AskedEvaluation(Wanted(prompts=3))
+    found = evaluating.evaluate_run(tmp_path / "runs", run.id, asked)
+    assert not found.losses and set(found.matched) == {"base", "trained"}
+    if objective == "dpo":
+        ahead = {side: compared.ahead for side, compared in found.pairs.items()}
+        pairs = run.recorder.snapshot.data["eval_examples"]
+        assert len(ahead["base"]) == len(ahead["trained"]) == pairs
+        assert set(ahead["base"]) | set(ahead["trained"]) == {True, False}
+    else:
+        assert not found.pairs
+
+
+def test_a_run_that_goes_on_is_evaluated_once_it_is_paused(command, tmp_path):
+    run = start_run(make_config(tmp_path, **{"data.eval_fraction": 0.4}), tmp_path / "runs")
+    assert execute(run, {4: "stop"}).state == "stopped"
+    with run.folder.lock():
+        recorder, asked = RunRecorder(run.folder.path, run.id), AskedEvaluation(Wanted())
+        recorder.emit(StateChanged("running"))
+        with pytest.raises(RunError, match="goes on; evaluate it when it is paused or over"):
+            evaluating.evaluate_run(tmp_path / "runs", run.id, asked)
+        recorder.emit(StateChanged("paused"))
+        assert evaluating.evaluate_run(tmp_path / "runs", run.id, asked).began.step == 4
+        recorder.close()
 
 
 def test_a_run_without_validation_rows_says_so(command, trained, tmp_path):
