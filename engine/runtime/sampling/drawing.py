@@ -18,6 +18,8 @@ MOST_TOP_LOGPROBS = 20
 """Most likeliest tokens that can be returned with a drawn one."""
 _ROWS_AT_ONCE = 128
 """Rows whose probabilities exist at once, since those of a large vocabulary take much memory."""
+_COLDEST = 1e-5
+"""Lowest temperature by which logits are divided; they could be infinite otherwise."""
 _BLOCK = 512
 """Tokens whose probabilities are summed at once."""
 _MASK_53 = (1 << 53) - 1
@@ -137,11 +139,12 @@ def drawn_tokens(
 
     numbers: temperature, top-p, top-k and min-p of each row, float64 [rows, 4]. uniforms: a random
     number from [0, 1) for each row, float64 [rows]. The token is the first at which the sum of
-    probabilities so far exceeds that share of them all.
+    probabilities so far exceeds that share of them all. It is one of the vocabulary whatever the
+    logits are: an index beyond it would end the use of a GPU by this process.
     """
     temperature, top_p, top_k, min_p = numbers.unbind(-1)
     likeliest = logits.argmax(-1)
-    divisor = torch.where(temperature > 0, temperature, 1.0).float()
+    divisor = torch.where(temperature > 0, temperature.clamp(min=_COLDEST), 1.0).float()
     probabilities = torch.softmax(logits / divisor[:, None], -1)
     # The likeliest token is so likely, and stays so whatever is left out.
     least = min_p.float()[:, None] * probabilities.gather(-1, likeliest[:, None])
@@ -149,7 +152,8 @@ def drawn_tokens(
         probabilities = _within_top(probabilities, top_p, top_k)
     probabilities = torch.where(probabilities >= least, probabilities, 0.0)
     drawn = _first_beyond(probabilities, uniforms)
-    return torch.where(temperature > 0, drawn, likeliest)
+    is_drawn = (temperature > 0) & (drawn < logits.shape[-1])  # it is not where logits are NaN
+    return torch.where(is_drawn, drawn, likeliest)
 
 
 def _first_beyond(weights: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Sequence
@@ -11,6 +12,9 @@ from typing import Any, Protocol
 from engine.tools.serve.answer_request import AnswerRequest
 from engine.tools.serve.answer_text import AnswerText
 from engine.tools.serve.token_texts import TokenTexts
+
+IMPOSSIBLE = -9999.0
+"""OpenAI's value for the log-probability of a token that is as good as impossible."""
 
 
 class Token(Protocol):
@@ -154,13 +158,14 @@ class Reply:
             return {"content": [self._entry(each, most) for each in tokens], "refusal": None}
         return {
             "tokens": [self._texts.text(each.token) for each in tokens],
-            "token_logprobs": [each.logprob for each in tokens],
+            "token_logprobs": [_finite(each.logprob) for each in tokens],
             "top_logprobs": [self._likeliest(each, most) for each in tokens] if most else None,
             "text_offset": [start for gain in gains for start in gain.starts],
         }
 
     def _likeliest(self, drawn: Token, most: int) -> dict[str, float]:
-        return {self._texts.text(token): logprob for token, logprob in drawn.top[:most]}
+        top = drawn.top[:most]
+        return {self._texts.text(token): _finite(logprob) for token, logprob in top}
 
     def _entry(self, drawn: Token, most: int) -> dict[str, Any]:
         top = [self._named(token, logprob) for token, logprob in drawn.top[:most]]
@@ -168,4 +173,9 @@ class Reply:
 
     def _named(self, token: int, logprob: float) -> dict[str, Any]:
         text, its_bytes = self._texts.text(token), self._texts.bytes_of(token)
-        return {"token": text, "logprob": logprob, "bytes": its_bytes}
+        return {"token": text, "logprob": _finite(logprob), "bytes": its_bytes}
+
+
+def _finite(logprob: float) -> float:
+    """Returns a log-probability as JSON can hold it."""
+    return logprob if math.isfinite(logprob) else IMPOSSIBLE

@@ -247,7 +247,8 @@ def test_hostile_bodies_get_a_sentence(served, post):
     assert post(body(), **{"content-type": "text/plain"}).status_code == 415
     assert post(body(), "/embeddings").status_code == 404
     assert post(body(tools=[{"type": "function"}])).json()["error"]["param"] == "tools"
-    assert post(body()).status_code == 200
+    for cold in ({"temperature": 1e-300}, {"temperature": 1e-9, "top_p": 1e-300, "top_k": 10**5}):
+        assert post(body(**cold)).status_code == 200
 
 
 def test_chat_answers_from_the_weights_that_are_served(served):

@@ -70,6 +70,21 @@ def test_temperature_zero_is_the_likeliest_token_beside_rows_that_draw():
     assert (tokens[::2] == 0).all() and len(tokens[1::2].unique()) > 2
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_whatever_the_logits_and_numbers_are_a_token_is_one_of_the_vocabulary(ordered):
+    torch.manual_seed(0)
+    logits = 100 * torch.randn(4, 1000)
+    logits[2] = float("nan")
+    logits[3] = float("-inf")
+    logits[3, 7] = 0.0
+    state = DrawingState(4, logits.device)
+    cold = Drawing(temperature=1e-300, top_p=1e-300 if ordered else 1.0)
+    state.set(range(4), [cold, Drawing(temperature=1e-38, min_p=1e-300), cold, cold], [0] * 4)
+    tokens = state.draw(logits, ordered=ordered, top=True).tokens
+    assert tokens[[0, 1, 3]].tolist() == logits[[0, 1, 3]].argmax(-1).tolist()
+    assert 0 <= tokens[2] < 1000
+
+
 def test_logprobs_are_those_of_the_model_whatever_is_filtered():
     drawings = [Drawing(0.3, top_k=2, seed=5), Drawing(), Drawing(2.0, min_p=0.2, seed=1)]
     found = drawn(LOGITS.expand(3, -1), drawings, top=True)
