@@ -65,7 +65,7 @@ STATED: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("disk.md", r"in one of (\w+) ring\s+buffers in RAM", (STATE_RINGS,)),
     ("disk.md", r"one of (\w+) ring buffers in RAM, and WRITE", (DISK_RINGS,)),
     ("export.md", r"in files of (\d+) GB", (FILE_BYTES / 1e9,)),
-    ("export.md", r"scores up to ([\d,]+) tokens", (SWEEP_TOKENS,)),
+    ("evaluate.md", r"scores up to ([\d,]+) tokens", (SWEEP_TOKENS,)),
     ("export.md", r"rank of (\d+) unasked and of (\d+) at most", (_USUAL_RANK, _RANKS[-1])),
     ("longer.md", r"rows of more than ([\d,]+) tokens", (LONG_ROW,)),
     ("longer.md", r"\*blocks in sequence chunks of ([\d,]+) tokens", SEQUENCE_CHUNKS[:1]),

@@ -34,6 +34,8 @@ LATE = {
             "engine.tools.chat.chat_sources",
             "engine.tools.chat.chat_engines",
             "engine.tools.chat.prompt_builder",
+            "engine.tools.evaluate.evaluate_run",
+            "engine.tools.serve.served_model",
             "engine.training.loop.prepare",
         },
         "the page is served before torch is loaded",
