@@ -35,8 +35,8 @@ export class EvaluateView {
         return this.root.querySelector(`[data-part="${name}"]`);
     }
 
-    address(path) {
-        return `/api/runs/${encodeURIComponent(this.run)}/${path}`;
+    address(what) {
+        return `/api/runs/${encodeURIComponent(this.run)}/${what}`;
     }
 
     clear() {
