@@ -4,6 +4,7 @@ whose side nobody is told, and the rows that the page shows. The run is small an
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -147,6 +148,49 @@ def test_a_run_that_begins_ends_the_evaluation(session, trained, monkeypatch):
     assert shown["job"]["id"] == job.id and not shown["form"]["goes_on"]
     session._free_memory()
     assert job.state == "cancelled"
+
+
+def test_a_paused_run_lends_its_weights_and_goes_on_at_once(tmp_path, monkeypatch):
+    """Resume ends the evaluation, whichever side is asked, and what is done is kept."""
+    session = Session(tmp_path / "runs")
+    steps = {"train.steps": 2000, "train.warmup_steps": 1, "output.eval_every": 0}
+    run_id = session.start(make_config(tmp_path, **steps, **{"data.eval_fraction": 0.4}))
+    followed = session.follow(run_id)
+
+    def is_in(state):
+        followed.read()
+        return followed.snapshot.state == state
+
+    wait_for(lambda: is_in("running") and followed.snapshot.step > 0, 60)
+    session.request(run_id, "pause")
+    wait_for(lambda: is_in("paused"))
+    shown = evaluation_of(session, followed.folder)
+    assert shown["form"]["can_evaluate"] and not shown["form"]["weights"] and not shown["why_not"]
+    assert start(session, followed.folder, answers=1).state == "done"
+    found = read_evaluations(followed.folder.path).latest
+    assert (found.began.weights, found.began.step) == ("last", followed.snapshot.step)
+
+    progress = Job.progress
+    for side in ("Before training: answers", "Trained: validation"):
+        reached = threading.Event()
+
+        def slow(job, done, total, text="", side=side, reached=reached):
+            if text.startswith(side):
+                reached.set()
+                time.sleep(0.02)
+            progress(job, done, total, text)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Job, "progress", slow)
+            answer = post(session, f"/api/runs/{run_id}/evaluate", ASKED | {"answers": 0})
+            job = session.jobs.find(answer.json()["id"])
+            assert reached.wait(30)
+            session.request(run_id, "resume")
+            wait_for(lambda: is_in("running"))
+            assert job.state in ("cancelled", "failed"), "its memory is free before the run goes on"
+        session.request(run_id, "pause")
+        wait_for(lambda: is_in("paused"))
+    session.close()
 
 
 @pytest.mark.parametrize(
