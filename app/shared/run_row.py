@@ -222,6 +222,7 @@ def _row_actions(run: RunSummary, weights: Weights, is_busy: bool) -> list[str]:
         ("resume", can_resume and not is_busy),
         ("queue", can_resume and is_busy and weights.saved.full is not None),
         ("chat", weights.can_chat and is_readable),
+        ("evaluate", weights.can_chat and is_readable),
         ("export", is_readable and weights.saved.trained_on is not None),
         ("details", True),
         ("draft", is_readable),

@@ -93,32 +93,9 @@ def test_the_whole_job(page, context, server):
     expect(page.locator(".rs-run [data-part=prompts] tbody tr")).to_have_count(3)
     assert page.title() == "■ Whole job · Ramstream", "no answer is right after so few steps"
 
-    # Export; the folder loads in transformers and answers as the app's own sampling does.
-    open_page(page, "runs")
-    more_of(page, run_id).get_by_role("menuitem", name="Export").click()
-    page.locator("[data-part=export] input").fill("exported")
-    size = page.locator("[data-field=export-size]")
-    expect(size).to_have_text(re.compile(r"^[\d.]+ .iB of weights, [\d.]+ .iB free\.$"))
-    page.locator("[data-part=export] form button").last.click()
-    checked = "Checked: 10 rows of the data have the tokens that were trained."
-    text = f"Exported the model of step 60 (the best weights) to {server.folder / 'exported'}."
-    expect(page.locator("[data-field=export-caption]")).to_have_text(f"{text} {checked}")
-    newest = page.locator(".rs-exports li").first
-    expect(newest).to_contain_text(str(server.folder / "exported"))
-    both = re.compile(f"{checked}.*{checked}", re.DOTALL)
-    expect(page.locator(".rs-exports")).to_contain_text(both)
-    newest.get_by_text("Download (").click()
-    with page.expect_download() as download:
-        newest.get_by_role("link", name="config.json", exact=True).click()
-    assert (
-        download.value.path().read_bytes() == (server.folder / "exported/config.json").read_bytes()
-    )
-    expect(page.locator("[data-part=use-rows]")).to_contain_text(
-        f"vllm serve {server.folder / 'exported'}"
-    )
-
     # Evaluate: both models on the validation rows, and votes by keyboard on hidden answers.
-    open_view(page, "evaluate")
+    open_page(page, "runs")
+    more_of(page, run_id).get_by_role("menuitem", name="Evaluate").click()
     evaluate = page.locator("[data-part=evaluate]")
     evaluate.get_by_label("Prompts", exact=True).fill("2")
     evaluate.get_by_label("Blind").check()
@@ -139,6 +116,28 @@ def test_the_whole_job(page, context, server):
     expect(side_by_side).to_contain_text("You preferred the trained model")
     expect(side_by_side.get_by_text("your choice")).to_have_count(2)
 
+    # Export; the folder loads in transformers and answers as the app's own sampling does.
+    open_view(page, "export")
+    page.locator("[data-part=export] input").fill("exported")
+    size = page.locator("[data-field=export-size]")
+    expect(size).to_have_text(re.compile(r"^[\d.]+ .iB of weights, [\d.]+ .iB free\.$"))
+    page.locator("[data-part=export] form button").last.click()
+    checked = "Checked: 10 rows of the data have the tokens that were trained."
+    text = f"Exported the model of step 60 (the best weights) to {server.folder / 'exported'}."
+    expect(page.locator("[data-field=export-caption]")).to_have_text(f"{text} {checked}")
+    newest = page.locator(".rs-exports li").first
+    expect(newest).to_contain_text(str(server.folder / "exported"))
+    both = re.compile(f"{checked}.*{checked}", re.DOTALL)
+    expect(page.locator(".rs-exports")).to_contain_text(both)
+    newest.get_by_text("Download (").click()
+    with page.expect_download() as download:
+        newest.get_by_role("link", name="config.json", exact=True).click()
+    assert (
+        download.value.path().read_bytes() == (server.folder / "exported/config.json").read_bytes()
+    )
+    expect(page.locator("[data-part=use-rows]")).to_contain_text(
+        f"vllm serve {server.folder / 'exported'}"
+    )
     open_view(page, "overview")
     card = verdict(page)
     expect(card).to_contain_text("Validation loss fell")

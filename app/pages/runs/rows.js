@@ -21,6 +21,7 @@ const LABELS = {
     details: "Settings",
     draft: "Duplicate",
     "train-on": "Continue training from here",
+    evaluate: "Evaluate",
     export: "Export",
     pin: "Pin to the top",
     baseline: "Set as baseline",

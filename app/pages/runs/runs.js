@@ -65,6 +65,7 @@ export class RunList {
             "train-on": (run, button) => this.draft(run, button, true),
             pin: (run) => this.marks.pin(run.id),
             baseline: (run) => this.marks.setBaseline(run.id),
+            evaluate: (run) => this.openRun(run.id, "evaluate"),
             export: (run) => this.openRun(run.id, "export"),
             delete: (run, button) => this.delete([run], button),
         };
