@@ -88,7 +88,7 @@ def _judged(snapshot: RunSnapshot, config: TrainConfig | None, end: int) -> Find
         for name, share in sorted(waiting.items(), key=lambda item: -item[1])
         if name != cause and share >= SHOWN_SHARE
     ]
-    also = f"; further waits: {', '.join(others)}" if others else ""
+    also = f"; other waits: {', '.join(others)}" if others else ""
     limit = f"{evidence}; waits of {in_share(WAITING_SHARE)} of the time are worth a change."
     return Finding("speed", _alarm(snapshot), f"{case.text}{also}.", case.advice, limit, case.offer)
 
@@ -240,7 +240,7 @@ def _optimizer(case: _Case) -> _Cause:
             offer=case.more_tokens,
         )
     return _Cause(
-        f"The CPU optimizer holds the GPU up for {case.percent}",
+        f"The GPU waits {case.percent} for the CPU optimizer",
         advice="More tokens a step would hide it: it runs under the next step's first forward.",
         offer=case.more_tokens,
     )

@@ -12,9 +12,9 @@ from engine.runs.record.snapshot import RECENT_STEPS, RunSnapshot
 PART_LABELS = {
     "compute": "compute",
     "data": "putting rows together",
-    "h2d": "weights coming in",
-    "d2h": "gradients going out",
-    "optimizer": "the optimizer",
+    "h2d": "weights in",
+    "d2h": "gradients out",
+    "optimizer": "optimizer",
     "disk": "moments on the disk",
     "exchange": "the other GPUs",
     "other": "launches and the rest",

@@ -251,7 +251,7 @@ def test_a_diagnosis_opens_a_corrected_draft(live, server):
     page = live(folder, "loss", "overview")
     open_why(page)
     card = verdict(page)
-    expect(card).to_contain_text("The CPU optimizer holds the GPU up for 30 % of the time.")
+    expect(card).to_contain_text("The GPU waits 30 % of the time for the CPU optimizer.")
     offer = card.get_by_role("button", name="Try 32 rows a step")
     expect(offer).to_have_attribute(
         "title", "32 rows a step instead of 16, 200 steps instead of 400"

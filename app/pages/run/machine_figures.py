@@ -155,19 +155,19 @@ def memory_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
 
     data = [column("host_rss", "RAM in use", Line(BLUE))]
     if any(memory.host_pinned):
-        data.append(_detail(column("host_pinned", "RAM, pinned", Line(GREEN, width=1.5))))
+        data.append(_detail(column("host_pinned", "RAM pinned", Line(GREEN, width=1.5))))
     if len(memory) and 0 < LIMIT_SHARE * memory.host_total[-1] <= np.max(memory.host_rss):
         data.append(level("RAM limit", x, memory.host_total[-1] / GIB, RED))
     has_gpu = len(memory) and memory.gpu_total[-1]
     if not has_gpu:
         return figure(data, axis, {"yaxis": one_row("RAM GiB", from_zero=True)})
     details = [
-        column("gpu_reserved", "GPU, reserved", Line(VIOLET, row=2, width=1.5)),
-        column("gpu_allocated", "GPU, allocated", Line(AMBER, row=2, width=1.5)),
-        column("gpu_driver", "GPU, other programs too", Line(GRAY, row=2, width=1.5)),
+        column("gpu_reserved", "GPU reserved", Line(VIOLET, row=2, width=1.5)),
+        column("gpu_allocated", "GPU allocated", Line(AMBER, row=2, width=1.5)),
+        column("gpu_driver", "GPU with other programs", Line(GRAY, row=2, width=1.5)),
     ]
     data += [
-        column("gpu_peak", "GPU, peak", Line(PINK, row=2)),
+        column("gpu_peak", "GPU peak", Line(PINK, row=2)),
         *(_detail(trace) for trace in details),
         level("GPU limit", x, memory.gpu_total[-1] / GIB, RED, row=2),
     ]

@@ -99,7 +99,7 @@ def test_memory_and_speed_of_a_finished_run_are_remarks():
     assert found.also[0].text == ("RAM grew by 30.0 GiB after step 31, to 70.0 GiB of 400 GiB.")
     assert not alarms(grown) and "growing: 30.0 GiB" in summaries(grown)["memory"]
     assert "fresh memory" not in str(found)
-    assert found.also[1].text.startswith("The CPU optimizer holds the GPU up for 30 %")
+    assert found.also[1].text.startswith("The GPU waits 30 % of the time for the CPU optimizer")
     assert found.offer.changes["train.batch_size"] == 32
 
 

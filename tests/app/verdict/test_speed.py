@@ -80,15 +80,14 @@ def test_an_alarm_lasts_ten_steps_longer():
     [
         (
             "cuda",
-            "The CPU optimizer holds the GPU up for 18 % of the time; further waits: weights "
-            "coming in 4 %.",
+            "The GPU waits 18 % of the time for the CPU optimizer; other waits: weights in 4 %.",
             "More tokens a step would hide it",
             "warn",
         ),
         (
             "cpu",
             "The optimizer takes 18 % of the time, and on the CPU nothing computes beside it; "
-            "further waits: weights coming in 4 %.",
+            "other waits: weights in 4 %.",
             "More tokens a step would spread it",
             "calm",
         ),
@@ -105,8 +104,8 @@ def test_gpus_wait_for_each_other():
     found = of_speed(fold(*steps(exchange=0.3, h2d=0.02)), CONFIG)
     assert found.tone == "warn"
     assert found.text == (
-        "The GPUs exchange weights and gradients: the GPU waits 30 % of the time for that; further "
-        "waits: weights coming in 2 %."
+        "The GPUs exchange weights and gradients: the GPU waits 30 % of the time for that; other "
+        "waits: weights in 2 %."
     )
     assert found.offer.changes["train.batch_size"] == 32
 
@@ -132,7 +131,7 @@ def test_weights_and_gradients_late_on_the_bus():
 def test_rows_that_come_late_and_launches_are_told_apart():
     found = of_speed(fold(*steps(data=0.15, other=0.2)), CONFIG)
     assert found.text == (
-        "Data-bound: the GPU waits 15 % of the time while rows are put together; further waits: "
+        "Data-bound: the GPU waits 15 % of the time while rows are put together; other waits: "
         "launches and the rest 5 %."
     )
     assert found.offer is None

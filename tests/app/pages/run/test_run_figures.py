@@ -72,10 +72,10 @@ def test_curves_carry_the_recorded_numbers(finished):
     assert loss[0]["y"] == pytest.approx(list(finished.steps.loss), rel=1e-4)
     assert loss[2]["x"] == [40, 80, 120]
     memory = {trace["name"]: trace for trace in FIGURES["memory"](finished, "step")["data"]}
-    assert memory["GPU, allocated"]["y"][-1] == 40 and memory["GPU limit"]["y"] == [139, 139]
-    assert memory["RAM limit"]["y"] == [128, 128] and memory["GPU, peak"]["y"][-1] == 43
+    assert memory["GPU allocated"]["y"][-1] == 40 and memory["GPU limit"]["y"] == [139, 139]
+    assert memory["RAM limit"]["y"] == [128, 128] and memory["GPU peak"]["y"][-1] == 43
     assert [name for name, trace in memory.items() if trace.get("showlegend", True)] == [
-        *("RAM in use", "RAM limit", "GPU, peak", "GPU limit")
+        *("RAM in use", "RAM limit", "GPU peak", "GPU limit")
     ], "the tooltip names the others"
     assert "GPU" not in str(FIGURES["memory"](fold(run_events(5, gpu=False)), "step"))
 
@@ -323,8 +323,7 @@ def test_the_bar_of_a_running_run():
     assert bar["actions"] == ["pause", "save", "change", "stop", "discard"]
     assert bar["title"] == "25 % Synthetic · Ramstream"
     assert bar["sentence"] == (
-        "The CPU optimizer holds the GPU up for 8 % of the time; further waits: weights coming in "
-        "4 %."
+        "The GPU waits 8 % of the time for the CPU optimizer; other waits: weights in 4 %."
     )
 
 
