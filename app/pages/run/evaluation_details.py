@@ -40,7 +40,12 @@ FORWARD = 3.0
 MOST_DIGITS = 6
 FIRST_ANSWERS, FIRST_LIMIT = 10, 200
 """Number of prompts to answer side by side, and of samples of a task, at first."""
-_WHOSE = {"export": "Exported model", "best": "Best model", "last": "Newest weights"}
+_WHOSE = {
+    "export": "Exported model",
+    "best": "Best model",
+    "last": "Newest weights",
+    "base": "Model before training",
+}
 
 
 def evaluation_details(
@@ -255,7 +260,7 @@ def _signed(figure: Figure, value: float) -> str:
     width = abs(figure.difference or value)
     if figure.interval is not None:
         width = (figure.interval.high - figure.interval.low) / 2
-    digits = 2 if width <= 0 else max(0, 1 - math.floor(math.log10(scale * width)))
+    digits = 2 if not 0 < width < math.inf else max(0, 1 - math.floor(math.log10(scale * width)))
     text = f"{scale * abs(value):,.{min(digits, MOST_DIGITS)}f}"
     sign = "+" if value > 0 else "−"
     return text if not float(text.replace(",", "")) else sign + text
@@ -265,8 +270,15 @@ def _caption(latest: Evaluation) -> str:
     """Returns which weights the figures of the rows are of."""
     began = latest.began
     step = "" if began.step is None else f", step {began.step:,}"
-    day = time.strftime("%Y-%m-%d", time.localtime(began.time))
-    return f"{_WHOSE[began.weights]}{step}, in {began.dtype}, {day}"
+    return f"{_WHOSE[began.weights]}{step}, in {began.dtype}{_day(began.time)}"
+
+
+def _day(seconds: float) -> str:
+    """Returns a date as the end of a list, or nothing for a time that no calendar has."""
+    try:
+        return time.strftime(", %Y-%m-%d", time.localtime(seconds))
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 def _unfinished(latest: Evaluation) -> str:

@@ -10,6 +10,7 @@ no interval.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -159,7 +160,9 @@ def _of_losses(base: LossMeasured | None, trained: LossMeasured | None) -> Inter
     if base is None or trained is None or base.tokens != trained.tokens:
         return None
     rows = [RowLosses(tuple(one.losses), tuple(one.tokens)) for one in (base, trained)]
-    return _around(trained.loss - base.loss, paired_error(*rows))
+    with contextlib.suppress(OverflowError):  # a file may hold any number
+        return _around(trained.loss - base.loss, paired_error(*rows))
+    return None
 
 
 def _share(
@@ -195,9 +198,11 @@ def of_values(base: Sequence[float], trained: Sequence[float]) -> Interval | Non
     count = len(changes)
     if count < FEWEST_ROWS:
         return None
-    mean = math.fsum(changes) / count
-    variance = math.fsum((change - mean) ** 2 for change in changes) / (count - 1)
-    return _around(mean, math.sqrt(variance / count))
+    with contextlib.suppress(OverflowError):  # a file may hold any number
+        mean = math.fsum(changes) / count
+        variance = math.fsum((change - mean) ** 2 for change in changes) / (count - 1)
+        return _around(mean, math.sqrt(variance / count))
+    return None
 
 
 def of_flags(base: Sequence[bool], trained: Sequence[bool]) -> Interval | None:

@@ -12,10 +12,17 @@ import pytest
 from app.session.jobs import Cancelled, Job
 from app.session.session import Session
 from engine.runs.summaries.benchmark_results import append_benchmarks
-from engine.runs.summaries.evaluation_results import EVALUATIONS_FILE, read_evaluations
+from engine.runs.summaries.evaluation_results import (
+    EVALUATIONS_FILE,
+    Began,
+    LossMeasured,
+    Wanted,
+    append_evaluation,
+    read_evaluations,
+)
 from engine.training.loop.run import start_run
 from tests.support.folders import make_config
-from tests.support.measured import SEVERAL
+from tests.support.measured import SEVERAL, measured
 from tests.support.routes import wait_for
 from tests.support.sessions import FakeEngine, finished_run, get, post
 
@@ -227,6 +234,22 @@ def test_results_of_tasks_are_rows_with_how_they_were_asked(tmp_path):
     names = [f"{one.task}: {one.metric}" for one in SEVERAL]
     assert sorted(row["name"] for row in shown["figures"]) == sorted(names)
     assert shown["caption"] == ""  # each row says of which weights it is
+    huge = [1e308, -1e308] * 8
+    odd = {"time": 1e300, "step": -(10**18), "weights": "base"}
+    values = {"values": tuple(huge), "value": 1e308, "error": None}
+    append_benchmarks(folder.path, [measured("odd", **values)])
+    append_benchmarks(folder.path, [measured("odd", weights="base", step=None, **values)])
+    append_evaluation(
+        folder.path,
+        Began("one", Wanted(answers=-3), dtype="", rows="", **odd),
+        *(
+            LossMeasured("one", side, loss, [loss / 2, *huge], [10**18] * 17)
+            for side, loss in (("base", 1e308), ("trained", -1e308))
+        ),
+    )
+    shown = evaluation_of(session, folder)
+    assert [row["name"] for row in shown["figures"]][:2] == ["Validation loss", "arc_easy: acc"]
+    assert "odd: acc" in [row["name"] for row in shown["figures"]]
     (folder.path / EVALUATIONS_FILE).write_bytes(b"\xff\n{}\n")
     shown = evaluation_of(session, folder)
     assert shown["problem"] == f"2 lines of {EVALUATIONS_FILE} are damaged and left out."
