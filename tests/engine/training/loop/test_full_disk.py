@@ -280,15 +280,25 @@ def test_a_request_tries_again_at_once(
     assert len(waits(folder)) == 1
 
 
+def wait_until_paused(folder: RunFolder, reason: str) -> None:
+    def is_paused() -> bool:
+        events = [record.event for record in replay(folder.events_path)]
+        changes = [event for event in events if isinstance(event, StateChanged)]
+        return any((each.state, each.reason) == ("paused", reason) for each in changes)
+
+    deadline = time.monotonic() + 60
+    while not is_paused():
+        assert time.monotonic() < deadline, "the run did not pause"
+        time.sleep(0.01)
+
+
 def test_a_pause_that_is_asked_for_meanwhile_comes_after(
     capsys, preset, no_space_for_a_checkpoint, whole
 ):
     def act(folder: RunFolder) -> None:
         send_command(folder, "pause")
         free_disk_space(folder)
-        paused = [StateChanged("paused", "Paused after step 6; the model stays in memory.")]
-        while paused != [r.event for r in replay(folder.events_path) if r.event in paused]:
-            time.sleep(0.01)
+        wait_until_paused(folder, "Paused after step 6; the model stays in memory.")
         send_command(folder, "resume")
 
     folder, _ = trains(capsys, no_space_for_a_checkpoint, preset, act)
@@ -324,8 +334,7 @@ def test_a_save_in_a_pause_waits_and_the_pause_goes_on(tmp_path, disk, whole):
 
     def act(folder: RunFolder) -> None:
         free_disk_space(folder)
-        while StateChanged("paused") not in [r.event for r in replay(folder.events_path)]:
-            time.sleep(0.01)
+        wait_until_paused(folder, "")
         run.request("resume")
 
     run.recorder.subscribe(react)
