@@ -278,7 +278,7 @@ def test_an_evaluation_after_a_step_has_the_new_weights():
 
 def test_sampling_fetches_resident_units_once():
     run = opened(PlanChoices().changed(blocks_kept_in_slots=4))
-    assert run.sampler.cache_cost is not None
+    assert run.sampler.rows_cost is not None
     run.backend.fetches()
     (answer,) = run.sampler.generate([[3, 4, 5]], AnswerLimits(5, set()))
     assert len(answer) == 5
