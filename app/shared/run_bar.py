@@ -176,7 +176,7 @@ def shown_tone(snapshot: RunSnapshot, state: str, judged: Verdict | None = None)
     """
     tone = state_tone(state, snapshot.export_failed)
     found = _outcome(snapshot, state, judged)
-    if found is None or (snapshot.export_failed and found.tone == "good"):
+    if found is None or (snapshot.export_failed and found.tone in ("good", "calm")):
         return tone
     return found.tone
 

@@ -165,7 +165,11 @@ def shown_word(run: RunSummary, scan: RunScan) -> str:
 def _tone(run: RunSummary, scan: RunScan) -> str:
     """Returns the tone that `app.shared.run_bar.shown_tone` gives to the whole record."""
     tone, found = state_tone(run.state, run.export_failed), _outcome(run, scan)
-    return tone if found is None or (run.export_failed and found.tone == "good") else found.tone
+    return (
+        tone
+        if found is None or (run.export_failed and found.tone in ("good", "calm"))
+        else found.tone
+    )
 
 
 def _curve_tone(scan: RunScan) -> Tone:
