@@ -116,7 +116,8 @@ export class EvaluateView {
         const nothing = "No checkpoint is saved, so there is nothing to evaluate.";
         const why = form.can_evaluate ? why_not || unfinished : nothing;
         setText(field(this.card, "evaluate-why"), why);
-        this.part("evaluate-command").replaceChildren(commandRow(command));
+        const rows = form.can_evaluate ? [commandRow(command)] : [];
+        this.part("evaluate-command").replaceChildren(...rows);
         setText(field(this.root, "about-rows"), form.about_rows);
         setText(field(this.root, "about-answers"), form.about_answers);
         setText(field(this.root, "install"), form.install);
