@@ -27,6 +27,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
+# Installed, this file is `ramstream.launch`, and the packages that it imports lie beside it in the
+# folder `ramstream`, so that site-packages has no `app` and no `engine`.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from engine.config.export_choice import (
     EXPORT_DTYPES,
     EXPORT_FORMS,
@@ -37,7 +41,7 @@ from engine.config.export_choice import (
 )
 from engine.errors import ConfigError, HostMemoryError, RamstreamError
 from engine.machine.primitive_cache import bound_kept_kernels
-from engine.paths import program_command
+from engine.paths import program_command, program_version
 from engine.tools.cli import argument_types, command_arguments
 from engine.tools.cli.end_signals import EndSignals, Interrupted, interrupt
 from engine.tools.cli.streams import OutputError, open_closed_streams, show, write_any_name
@@ -330,6 +334,14 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
+class _ShowVersion(argparse.Action):
+    """Looks the version up only where it is asked for, unlike argparse's own action."""
+
+    def __call__(self, *_: object) -> NoReturn:
+        show(f"ramstream {program_version()}")
+        raise SystemExit(0)
+
+
 _Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
 
@@ -340,6 +352,7 @@ def _parser() -> argparse.ArgumentParser:
         "Without a command: the app.",
     )
     _app_arguments(parser)
+    parser.add_argument("--version", nargs=0, action=_ShowVersion, help="show the version and exit")
     parser.set_defaults(run=_app)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
 

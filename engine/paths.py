@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import os
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,17 @@ def program_command() -> str:
     if started.name == "ramstream":
         return "ramstream"
     return f"python {shlex.quote(str(started)) if started.name == 'launch.py' else 'launch.py'}"
+
+
+def program_version() -> str:
+    """Returns the version of this code: in a source tree that of its pyproject.toml, whatever else
+    is installed, and otherwise that of the installed distribution.
+    """
+    project = PROGRAM_ROOT / "pyproject.toml"
+    if project.is_file():
+        version: str = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
+        return version
+    return importlib.metadata.version("ramstream")
 
 
 def preset_file(given: Path) -> Path:

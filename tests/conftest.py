@@ -32,11 +32,15 @@ from engine.machine.primitive_cache import bound_kept_kernels
 from engine.model.build import measure_shape
 from engine.model.build.activations import block_shapes
 from engine.model.build.units import StreamedModel
+from engine.paths import PROGRAM_ROOT
 
 pytest.register_assert_rewrite("tests.support")  # a failure there tells the values, too
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as launch.py does
 bound_kept_kernels()  # as it does, too
+# An installation has no `engine` on the module path, not even one that leads to this source tree.
+_path = (str(PROGRAM_ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, dict.fromkeys(_path)))
 # With models this small, threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Images of containers often forbid Python to keep what it has compiled. Each process of pytest

@@ -4,14 +4,19 @@ nothing else.
 
 from __future__ import annotations
 
-import importlib.util
+import email.parser
 import json
 import os
 import shutil
 import signal
+import site
 import subprocess
 import sys
+import tarfile
+import tomllib
 import urllib.request
+import venv
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -30,15 +35,52 @@ SOURCES = (
     "docs",
     "launch.py",
     "pyproject.toml",
+    "MANIFEST.in",
     "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "LICENSE",
 )
 """Of the source tree, with what must not be installed."""
+PACKED = ("app", "engine", "assets", "presets")
+"""Folders of the source tree that are installed."""
+BUILD = """
+import sys
+from setuptools import build_meta
+print(getattr(build_meta, sys.argv[1])(sys.argv[2]))
+"""
+"""Program that builds a distribution as pip does, without fetching what builds it."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment in which the wheel is installed and nothing else, beside what it needs."""
+
+    place: Path
+    sdist: frozenset[str]
+    """Files of the source distribution, from which the wheel was built."""
+
+    @property
+    def python(self) -> Path:
+        return self.place / "environment" / "bin" / "python"
+
+    @property
+    def command(self) -> Path:
+        return self.place / "environment" / "bin" / "ramstream"
+
+    @property
+    def packages(self) -> Path:
+        (found,) = self.place.glob("environment/lib/python*/site-packages")
+        return found
+
+    @property
+    def program(self) -> Path:
+        return self.packages / "ramstream"
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> Path:
-    """A folder in which the wheel is installed, without what it depends on."""
+def installed(tmp_path_factory) -> Installed:
+    """The wheel that is built from the source distribution, installed."""
     place = tmp_path_factory.mktemp("install")
     # A copy: building leaves files in the source tree, and what an earlier build left there would
     # be packed.
@@ -46,22 +88,47 @@ def installed(tmp_path_factory) -> Path:
     source.mkdir()
     for name in SOURCES:
         if (PROGRAM_ROOT / name).is_dir():
-            shutil.copytree(
-                PROGRAM_ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__")
-            )
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(PROGRAM_ROOT / name, source / name, ignore=ignored)
         else:
             shutil.copy(PROGRAM_ROOT / name, source / name)
-    # Without setuptools here, pip fetches it.
-    here = ["--no-build-isolation"] if importlib.util.find_spec("setuptools") is not None else []
+    packed = built("build_sdist", source)
+    with tarfile.open(packed) as archive:
+        archive.extractall(place, filter="data")
+        sdist = frozenset(
+            name.partition("/")[2] for name in archive.getnames() if not name.endswith("/")
+        )
+    wheel = built("build_wheel", place / packed.name.removesuffix(".tar.gz"))
+
+    venv.create(place / "environment", with_pip=False)
+    found = Installed(place, sdist)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", *here, "--wheel-dir", place, source], check=True)
-    (wheel,) = place.glob("*.whl")
     subprocess.run(
-        [*pip, "install", "--no-deps", "--no-compile", "--target", place / "installed", wheel],
+        [*pip, "--python", found.python, "install", "--no-deps", "--no-compile", wheel],
+        env=os.environ | {"PYTHONPATH": ""},
         check=True,
     )
+    # What the program needs is that of this environment; of a path that such a file names, no
+    # further files of this kind are read, so an editable installation is not seen.
+    needed = [*site.getsitepackages(), site.getusersitepackages()]
+    (found.packages / "needed.pth").write_text("\n".join(needed))
     shutil.rmtree(source)
-    return place / "installed"
+    return found
+
+
+def built(hook: str, source: Path) -> Path:
+    """Returns the distribution that a hook of the build backend has made of a source tree."""
+    folder = source / "built"
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, hook, str(folder)],
+        cwd=source,
+        env=os.environ | {"PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / done.stdout.splitlines()[-1]
 
 
 def files(root: Path, *folders: str) -> set[str]:
@@ -75,12 +142,12 @@ def files(root: Path, *folders: str) -> set[str]:
     }
 
 
-def in_another_folder(installed: Path, folder: Path, *command: str | Path) -> str:
+def in_another_folder(folder: Path, *command: str | Path) -> str:
     """What a command prints that finds the installed program and not its sources."""
     done = subprocess.run(
         [*map(str, command)],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(installed)},
+        env=os.environ | {"PYTHONPATH": ""},
         capture_output=True,
         text=True,
     )
@@ -88,41 +155,55 @@ def in_another_folder(installed: Path, folder: Path, *command: str | Path) -> st
     return done.stdout
 
 
-def test_what_is_needed_is_installed_and_nothing_else(installed):
-    folders = ("app", "engine", "assets", "presets")
-    assert files(installed, *folders) == files(PROGRAM_ROOT, *folders)
-    assert {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")} == {
-        *folders,
-        "launch.py",
-        "bin",
-    }
+def test_what_is_needed_is_installed_under_one_name_and_nothing_else(installed):
+    assert files(installed.program, *PACKED) == files(PROGRAM_ROOT, *PACKED)
+    assert {path.name for path in installed.program.iterdir()} == {*PACKED, "launch.py"}
+    others = {path.name for path in installed.packages.iterdir()} - {"needed.pth"}
+    assert {name.removesuffix(".dist-info").split("-")[0] for name in others} == {"ramstream"}
+
+
+def test_a_source_distribution_has_the_program_and_its_docs_and_no_tests(installed):
+    assert files(PROGRAM_ROOT, *PACKED, "docs") <= installed.sdist
+    assert {"launch.py", "README.md", "CHANGELOG.md", "LICENSE"} <= installed.sdist
+    assert [name for name in installed.sdist if name.startswith("tests")] == []
+
+
+def test_the_metadata_is_complete(installed, tmp_path):
+    project = tomllib.loads((PROGRAM_ROOT / "pyproject.toml").read_text())["project"]
+    (place,) = installed.packages.glob("*.dist-info")
+    metadata = email.parser.Parser().parsestr((place / "METADATA").read_text(encoding="utf-8"))
+    assert metadata["Version"] == project["version"]
+    told = in_another_folder(tmp_path, installed.command, "--version")
+    assert told == f"ramstream {project['version']}\n"
+    assert metadata["License-Expression"] == project["license"]
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "Typing :: Typed" in metadata.get_all("Classifier", [])
+    assert {"app/py.typed", "engine/py.typed"} <= files(installed.program, *PACKED)
+    assert {path.name for path in place.rglob("LICENSE")} == {"LICENSE"}
+    assert len(metadata.get_all("License-File", [])) == 2
 
 
 def test_the_command_works_from_any_folder(installed, tmp_path):
-    command = (sys.executable, installed / "bin" / "ramstream")
-    assert "usage: ramstream [-h]" in in_another_folder(installed, tmp_path, *command, "--help")
-    found = in_another_folder(
-        installed, tmp_path, *command, "check", installed / "presets" / "starter.yaml", "--json"
-    )
+    preset = installed.program / "presets" / "starter.yaml"
+    found = in_another_folder(tmp_path, installed.command, "check", preset, "--json")
     assert json.loads(found)["verdict"] in ("fits", "tight")
-    found = in_another_folder(installed, tmp_path, *command, "check", "presets/starter.yaml")
+    found = in_another_folder(tmp_path, installed.command, "check", "presets/starter.yaml")
     assert "% of the tokens of the first" in found
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_and_a_detached_run_and_a_helper_of_the_installed_program(installed, tmp_path):
-    command = (sys.executable, installed / "bin" / "ramstream")
     few = ("--set", "train.steps=2")
-    found = in_another_folder(installed, tmp_path, *command, "train", "presets/starter.yaml", *few)
+    found = in_another_folder(tmp_path, installed.command, "train", "presets/starter.yaml", *few)
     assert "Finished all 2 steps." in found
     found = in_another_folder(
-        installed,
         tmp_path,
-        sys.executable,
+        installed.python,
         "-c",
         """
 import contextlib, threading
 from pathlib import Path
+import ramstream.launch
 from app.form.presets import FIRST_PRESET, read_presets
 from app.session.detached import DetachedRuns
 from engine.helper_process import HelperProcess
@@ -136,8 +217,8 @@ with contextlib.closing(HelperProcess(program, {})) as helper:
 assert over.wait(120)
 """,
     )
-    assert Path(found.strip()).is_relative_to(installed)
-    found = in_another_folder(installed, tmp_path, *command, "runs", "--json")
+    assert Path(found.strip()).is_relative_to(installed.program)
+    found = in_another_folder(tmp_path, installed.command, "runs", "--json")
     assert {run["name"]: run["state"] for run in json.loads(found)} == {
         "Starter": "finished",
         "Apart": "finished",
@@ -147,9 +228,9 @@ assert over.wait(120)
 def test_the_installed_app_serves_its_page(installed, tmp_path):
     port = free_port()
     server = subprocess.Popen(
-        [sys.executable, installed / "bin" / "ramstream", "--no-browser", "--port", str(port)],
+        [installed.command, "--no-browser", "--port", str(port)],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(installed)},
+        env=os.environ | {"PYTHONPATH": ""},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -174,13 +255,13 @@ def test_the_app_finds_its_pages_its_presets_and_the_file_that_runs_are_started_
 ):
     found = json.loads(
         in_another_folder(
-            installed,
             tmp_path,
-            sys.executable,
+            installed.python,
             "-c",
             """
 import json
 from pathlib import Path
+import ramstream.launch
 from app.form.presets import FIRST_PRESET, read_presets
 from app.session.detached import train_command
 from app.server.page_files import APP, page_files
@@ -201,4 +282,4 @@ print(json.dumps({
     assert found["presets"] == sorted(path.name for path in (PROGRAM_ROOT / "presets").iterdir())
     assert len(found["pages"]) > 10
     for path in (*found["pages"], found["model"], found["data"], found["started"]):
-        assert Path(path).is_relative_to(installed) and Path(path).exists()
+        assert Path(path).is_relative_to(installed.program) and Path(path).exists()

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -438,16 +437,6 @@ def _clear_leftovers(folder: RunFolder) -> None:
     for root in (folder.checkpoints_path, folder.best_path):
         with contextlib.suppress(OSError):
             clear_leftovers(root)
-
-
-def program_version() -> str:
-    """Returns the installed version, or the version in the source tree."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("ramstream")
-    except PackageNotFoundError:
-        return os.environ.get("RAMSTREAM_VERSION", "source")
 
 
 def started_event(config: TrainConfig, prepared: Prepared, version: str, pid: int) -> RunStarted:

@@ -19,6 +19,7 @@ from engine.config.changes import Change
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, GpuMemoryError, RamstreamError, RunError
 from engine.machine.short_memory import Work, refuse_little_memory
+from engine.paths import program_version
 from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.memory_items import Item, PartName, items_of
 from engine.runs.record.control import COMMANDS, CommandReader
@@ -263,7 +264,7 @@ class Run:
         refuse_little_memory(Work.RUN)
         # torch and transformers take seconds to import; a wrong preset should fail before that.
         from engine.training.loop.explain import note_memory
-        from engine.training.loop.prepare import prepare, program_version, started_event
+        from engine.training.loop.prepare import prepare, started_event
         from engine.training.loop.session import Session
         from engine.training.loop.trainer import Trainer
 
