@@ -12,6 +12,7 @@
     ramstream trace RUN_ID        a step's timeline as a file for Perfetto
     ramstream eval RUN_ID         the trained model beside the one before training
     ramstream bench [PRESET.yaml] how fast this machine and the engine are
+    ramstream doctor              what stops or slows training here, and what mends it
 
 `python launch.py` does the same without installation. Bad input gives a sentence and exit code 2.
 """
@@ -323,6 +324,14 @@ def _bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _doctor(arguments: argparse.Namespace) -> int:
+    from engine.tools.cli.doctor import doctor
+
+    text, code = doctor(arguments.runs_dir)
+    show(text)
+    return code
+
+
 # ---------------------------------------------------------------------- arguments
 
 
@@ -367,6 +376,7 @@ def _parser() -> argparse.ArgumentParser:
     _trace_arguments(commands)
     _eval_arguments(commands)
     _bench_arguments(commands)
+    _doctor_arguments(commands)
     return parser
 
 
@@ -506,6 +516,14 @@ def _bench_arguments(commands: _Commands) -> None:
     )
     command_arguments.bench_arguments(bench)
     bench.set_defaults(run=_bench)
+
+
+def _doctor_arguments(commands: _Commands) -> None:
+    doctor = commands.add_parser(
+        "doctor", help="what stops or slows training on this machine, and what mends it"
+    )
+    command_arguments.runs_dir_argument(doctor)
+    doctor.set_defaults(run=_doctor)
 
 
 def _app_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
 import shutil
 import stat
+import tempfile
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
@@ -80,6 +82,43 @@ def existing_part(path: str | os.PathLike[str]) -> Path:
     while not place.exists():
         place = place.parent
     return place
+
+
+def nameless_file(folder: str | os.PathLike[str], flags: int = 0) -> int:
+    """Returns the descriptor of a new file without a name, which is gone when it is closed."""
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | flags, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    # Some file systems have no files without a name, but a file may lose the one that it has.
+    descriptor, path = tempfile.mkstemp(prefix=".ramstream-", dir=folder)
+    os.close(descriptor)
+    try:
+        return os.open(path, os.O_RDWR | flags)
+    finally:
+        Path(path).unlink()
+
+
+def takes_direct_access(path: str | os.PathLike[str]) -> bool | None:
+    """Returns whether files at `path`, or at its nearest existing parent, can be written past the
+    page cache (O_DIRECT); None where this user can write none.
+    """
+    try:
+        place = existing_part(path)
+        return _takes_direct_access(place, place.stat().st_dev)
+    except OSError:
+        return None
+
+
+@functools.cache
+def _takes_direct_access(place: Path, _disk: int) -> bool | None:
+    """Tries it once for each folder and the disk that it is on."""
+    try:
+        os.close(nameless_file(place, os.O_DIRECT))
+    except OSError as error:
+        return False if error.errno in (errno.EINVAL, errno.EOPNOTSUPP) else None
+    return True
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

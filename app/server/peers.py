@@ -22,7 +22,6 @@ import enum
 import functools
 import ipaddress
 import os
-import platform
 import re
 import socket
 import struct
@@ -32,6 +31,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from starlette.types import Scope
+
+from engine.machine.readings import is_wsl
 
 Place: TypeAlias = tuple[str, int]
 Row: TypeAlias = tuple[int, int]
@@ -125,7 +126,7 @@ def own_programs_are_known() -> bool:
 
     Under WSL the browser is one of Windows, whose connections a program of root passes on.
     """
-    if "microsoft" in platform.uname().release.lower():
+    if is_wsl():
         return False
     return _knows_own(_way_that_works())
 

@@ -17,6 +17,13 @@ export function el(tag, attributes = {}, ...children) {
     return node;
 }
 
+// The words of a sentence, with what stands between backticks as code.
+export function inCode(sentence) {
+    const parts = sentence.split("`");
+    if (parts.length % 2 === 0) return [sentence];
+    return parts.map((part, number) => (number % 2 ? el("code", {}, part) : part));
+}
+
 export const field = (root, name) => root.querySelector(`[data-field="${name}"]`);
 
 // Text that is already there is not replaced: a person's selection in it is kept, and a live region

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
+from engine.machine.findings import Finding, without_gpu
 from engine.machine.known_machines import known_machine
 from engine.machine.rates import Rates, stored_rates
 from engine.machine.read_machine import Machine
@@ -24,6 +25,23 @@ def device_of(config: TrainConfig, machine: Machine) -> str:
             "cuda is asked for but this machine has no CUDA GPU; choose auto or cpu.",
         )
     return "cuda" if machine.gpus and config.engine.device != "cpu" else "cpu"
+
+
+def refuse_unasked_cpu(config: TrainConfig, machine: Machine) -> None:
+    """Raises ConfigError where the machine has a GPU that a run would not use, unless the settings
+    ask for the CPU.
+    """
+    found = without_gpu(machine.findings)
+    if found is not None and config.engine.device != "cpu":
+        raise unasked_cpu(found)
+
+
+def unasked_cpu(found: Finding) -> ConfigError:
+    """Returns the error of a run that would compute on the CPU, for what was found, unasked."""
+    return ConfigError(
+        "engine.device",
+        f"{found.sentence} To train on the CPU all the same: `--set engine.device=cpu`",
+    )
 
 
 def gpu_count(config: TrainConfig, machine: Machine) -> int:

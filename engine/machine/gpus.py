@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NO_DRIVER = "NVML Shared Library Not Found"
-"""NVML's words where no driver is installed, which tell a person no more than that there is no GPU.
-"""
+"""NVML's words where no driver is installed."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,24 @@ class GpuInfo:
     pcie_width_max: int | None = None
     temperature: int | None = None
     power: float | None = None
+    capability: tuple[int, int] | None = None
+    """CUDA's compute capability, such as (9, 0)."""
+
+
+@dataclass(frozen=True)
+class NvidiaDriver:
+    """What the driver of NVIDIA says of the cards of this machine."""
+
+    gpus: tuple[GpuInfo, ...] = ()
+    """Cards that this process may use."""
+    without_memory: tuple[str, ...] = ()
+    """Names of cards that report no memory."""
+    cards: int = 0
+    """Number of cards, also those that CUDA_VISIBLE_DEVICES hides from this process."""
+    cuda: tuple[int, int] | None = None
+    """The newest CUDA that the driver supports, such as (13, 0)."""
+    problem: str = ""
+    """Why it does not answer, in its own words."""
 
 
 @dataclass(frozen=True)
@@ -81,35 +98,39 @@ class GpuSampler:
             self._nvml = None
 
 
-def read_gpus() -> tuple[list[GpuInfo], list[str]]:
-    """Returns the GPUs that this process may use, and sentences on what could not be read."""
+def read_driver() -> NvidiaDriver:
+    """Returns what the driver says; a machine without one has no cards and a `problem`."""
     nvml, problem = _open_nvml()
     if nvml is None:
-        return [], [problem]
+        return NvidiaDriver(problem=problem)
     gpus: list[GpuInfo] = []
-    notes: list[str] = []
+    without_memory: list[str] = []
     try:
         driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion) or ""
         for index, handle in enumerate(_visible_handles(nvml)):
             gpu = _read_gpu(nvml, handle, index, driver)
             if gpu is None:
-                notes.append(f"GPU {index} does not report its memory, so it is left out.")
+                without_memory.append(_name(nvml, handle))
             else:
                 gpus.append(gpu)
-        if not gpus and not notes:
-            hidden = ""
-            if "CUDA_VISIBLE_DEVICES" in os.environ:
-                hidden = " that CUDA_VISIBLE_DEVICES lets this process use"
-            notes.append(f"No NVIDIA GPU found{hidden}. Training will use the CPU.")
-        differ = len({gpu.name for gpu in gpus}) > 1
-        if differ and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-            notes.append(
-                "The GPUs differ and CUDA may number them in another order; "
-                "set CUDA_DEVICE_ORDER=PCI_BUS_ID to make both orders the same."
-            )
+        cards = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
+        version = _ask(nvml, nvml.nvmlSystemGetCudaDriverVersion)
     finally:
         _ask(nvml, nvml.nvmlShutdown)
-    return gpus, notes
+    # NVML writes 13.0 as 13000.
+    cuda = None if version is None else (version // 1000, version % 1000 // 10)
+    return NvidiaDriver(tuple(gpus), tuple(without_memory), cards, cuda)
+
+
+def order_note(gpus: Sequence[GpuInfo]) -> list[str]:
+    """Returns a sentence on cards that CUDA may number otherwise than the driver; none else."""
+    differ = len({gpu.name for gpu in gpus}) > 1
+    if not differ or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return []
+    return [
+        "The GPUs differ and CUDA may number them in another order; "
+        "set CUDA_DEVICE_ORDER=PCI_BUS_ID to make both orders the same."
+    ]
 
 
 def _read_gpu(nvml: Any, handle: Any, index: int, driver: str) -> GpuInfo | None:
@@ -118,7 +139,7 @@ def _read_gpu(nvml: Any, handle: Any, index: int, driver: str) -> GpuInfo | None
     if memory is None:
         return None
     return GpuInfo(
-        name=_ask(nvml, nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU",
+        name=_name(nvml, handle),
         total=memory.total,
         free=memory.free,
         driver=driver,
@@ -130,7 +151,17 @@ def _read_gpu(nvml: Any, handle: Any, index: int, driver: str) -> GpuInfo | None
         pcie_width_max=_ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         temperature=_ask(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
         power=_power(nvml, handle),
+        capability=_ask(nvml, _capability, nvml, handle),
     )
+
+
+def _name(nvml: Any, handle: Any) -> str:
+    return _ask(nvml, nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"
+
+
+def _capability(nvml: Any, handle: Any) -> tuple[int, int]:
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return int(major), int(minor)
 
 
 def _power(nvml: Any, handle: Any) -> float | None:
@@ -142,7 +173,7 @@ def _power(nvml: Any, handle: Any) -> float | None:
 
 
 def _open_nvml() -> tuple[Any, str]:
-    """Returns the initialized library and an empty text, or None and one sentence on why it is
+    """Returns the initialized library and an empty text, or None and its words on why it is
     missing.
     """
     import pynvml
@@ -150,8 +181,7 @@ def _open_nvml() -> tuple[Any, str]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        why = "" if str(error) == NO_DRIVER else f" ({error})"
-        return None, f"No NVIDIA GPU found{why}. Training will use the CPU."
+        return None, str(error)
     return pynvml, ""
 
 

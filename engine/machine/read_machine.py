@@ -5,11 +5,8 @@ No torch.
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib.util
 import os
 import platform
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,9 @@ import psutil
 
 from engine.files import disk_free
 from engine.machine.cgroups import cgroup_memory, usable_cores
-from engine.machine.gpus import GpuInfo, read_gpus
+from engine.machine.findings import Effect, Finding, findings
+from engine.machine.gpus import GpuInfo, order_note
+from engine.machine.readings import read
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,8 @@ class Machine:
     disk_free: int = 0
     notes: tuple[str, ...] = ()
     """Sentences about what could not be read, and why."""
+    findings: tuple[Finding, ...] = ()
+    """What stops, slows or limits training here."""
     here: bool = False
     """The machine is the one that the program runs on, with figures as read, not one that is only
     estimated.
@@ -53,9 +54,9 @@ def read_machine(disk_path: str | os.PathLike[str] = ".") -> Machine:
     """Returns the current figures of this machine. `disk_path` need not exist yet. Figures that
     cannot be read are named in `notes`; no error is raised for them.
     """
-    memory = psutil.virtual_memory()
-    limit, within = cgroup_memory()
-    gpus, notes = read_gpus()
+    readings = read(disk_path)
+    gpus = readings.driver.gpus
+    notes = order_note(gpus)
     try:
         free = disk_free(disk_path)
     except OSError as error:
@@ -64,28 +65,16 @@ def read_machine(disk_path: str | os.PathLike[str] = ".") -> Machine:
     return Machine(
         cpu_name=_cpu_name(),
         cpu_cores=usable_cores(),
-        ram_total=memory.total,
-        ram_limit=min(memory.total, limit),
-        ram_available=max(0, min(memory.available, within)),
-        gpus=tuple(gpus),
+        ram_total=readings.ram_total,
+        ram_limit=readings.ram_limit,
+        ram_available=max(0, min(psutil.virtual_memory().available, cgroup_memory()[1])),
+        gpus=gpus,
         disk_path=str(disk_path),
         disk_free=free,
         notes=tuple(notes),
+        findings=tuple(each for each in findings(readings) if each.effect != Effect.RIGHT),
         here=True,
     )
-
-
-@functools.cache
-def compiler_problem() -> str:
-    """Returns the reason why kernels cannot be compiled on this machine, or an empty text where
-    they can.
-    """
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
-    compilers = (os.environ.get("CC") or "cc", "gcc", "clang")
-    if not any(shutil.which(name) for name in compilers):
-        return "there is no C compiler, which Triton needs"
-    return ""
 
 
 def _cpu_name() -> str:

@@ -34,7 +34,15 @@ usable_start.refuse_out_of_reach = lambda *given, **named: None
 import app.pages.new.checker
 from engine.machine.known_machines import named_machine, with_figures
 machine = with_figures(named_machine("H200", 120), disk_gib=2000)
-app.pages.new.checker.read_machine = lambda folder: machine
+# With a file of this name beside the runs, torch seems to have no CUDA.
+from dataclasses import replace
+from engine.machine.findings import Check, Effect, Finding
+unused = Finding(Check.TORCH, "PyTorch is built without CUDA.", Effect.NO_GPU, "pip install torch")
+asking = replace(machine, findings=(unused,))
+app.pages.new.checker.MACHINE_SECONDS = 0
+app.pages.new.checker.read_machine = (
+    lambda folder: asking if (folder / "no-cuda").exists() else machine
+)
 from app.main import Address, serve
 serve(Address(port=int(sys.argv[1])), runs_dir=sys.argv[2], open_browser=False)
 """
@@ -356,3 +364,23 @@ def test_a_server_that_does_not_answer_is_told_and_asked_again(page):
     expect(page.locator("#start")).to_be_enabled()
     length = int(box(page, "data.max_seq_len").input_value())
     expect(page.locator(".rs-fit-panel")).to_contain_text(f"up to {16 * length:,} tokens")
+
+
+def test_the_cpu_is_taken_only_once_a_person_says_so(page, server):
+    paste(page, "data.source", "assets/starter.jsonl")
+    paste(page, "model.source", "Qwen/Qwen2.5-0.5B")
+    summary, start = page.locator(".rs-fit-panel"), page.locator("#start")
+    expect(start).to_be_enabled()
+    (server.runs / "no-cuda").touch()
+    try:
+        paste(page, "train.batch_size", "16")
+        expect(summary.locator("h3")).to_have_text("1 thing to confirm")
+        asked = summary.locator("li", has_text="PyTorch is built without CUDA.")
+        expect(asked.locator("code")).to_have_text("pip install torch")
+        expect(start).to_be_disabled()
+        asked.get_by_role("button", name="Train on the CPU").click()
+        expect(start).to_be_enabled()
+        expect(asked).to_have_count(0)
+        expect(page.locator("#field-engine-device input")).to_have_value("cpu")
+    finally:
+        (server.runs / "no-cuda").unlink()

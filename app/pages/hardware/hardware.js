@@ -1,7 +1,7 @@
 // Hardware: this machine, its measurement, and the requests of the table of models and
 // machines.
 
-import { el, field, send } from "../../shared/dom.js";
+import { el, field, inCode, send } from "../../shared/dom.js";
 import { JobView, noticeJobs } from "../../shared/jobs.js";
 import { momentText } from "../../shared/moments.js";
 import { ModelTable, TableData } from "./model_table.js";
@@ -119,7 +119,8 @@ export class Hardware {
 
     drawMachine({ machine, rates, why_not_measure: whyNot, job }) {
         this.part("facts").replaceChildren(...facts(machine.pairs), ...this.largest);
-        this.part("notes").replaceChildren(...machine.notes.map((note) => el("li", {}, note)));
+        const notes = machine.notes.map((note) => el("li", {}, ...inCode(note)));
+        this.part("notes").replaceChildren(...notes);
         this.part("rates").replaceChildren(...facts(rates.pairs));
         const kept = rates.at ? ` Measured ${momentText(rates.at)}.` : "";
         field(this.root, "origin").textContent = rates.caption + kept;

@@ -500,4 +500,5 @@ def _without_free_memory(machine: Machine) -> Machine:
         disk_free=0,
         disk_path="",
         notes=(),
+        findings=(),
     )

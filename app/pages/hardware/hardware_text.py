@@ -43,7 +43,7 @@ def machine_facts(machine: Machine, busy: bool) -> dict[str, Any]:
     """Returns `pairs` of a name and a text, and `notes`, which are sentences."""
     pairs = [
         ["Processor", f"{machine.cpu_name}, {counted(machine.cpu_cores, 'core')} usable"],
-        ["RAM", _ram_text(machine)],
+        ["RAM", _free_of(machine.ram_available, machine.ram_limit)],
     ]
     for gpu in machine.gpus:
         name = f"GPU {gpu.index}" if len(machine.gpus) > 1 else "GPU"
@@ -51,7 +51,7 @@ def machine_facts(machine: Machine, busy: bool) -> dict[str, Any]:
     if not machine.gpus:
         pairs.append(["GPU", "none"])
     pairs.append(["Disk", f"{in_bytes(machine.disk_free)} free in {machine.disk_path}"])
-    notes = list(machine.notes)
+    notes = [*machine.notes, *(found.sentence for found in machine.findings)]
     if len(machine.gpus) > 1:
         notes.append(
             f"A run uses the first GPU, the {machine.gpus[0].name}, unless it is set to use more."
@@ -59,12 +59,6 @@ def machine_facts(machine: Machine, busy: bool) -> dict[str, Any]:
     if busy:
         notes.append("A run is training: the memory that it uses does not count as free.")
     return {"pairs": pairs, "notes": notes}
-
-
-def _ram_text(machine: Machine) -> str:
-    is_limited = machine.ram_limit < machine.ram_total
-    limit = " (limited by its control group)" if is_limited else ""
-    return f"{_free_of(machine.ram_available, machine.ram_limit)}{limit}"
 
 
 def _free_of(free: int, total: int) -> str:

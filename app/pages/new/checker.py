@@ -39,6 +39,7 @@ from app.pages.new.fit_panel import NO_FOLDER, NO_MODEL, Beside, fit_panel, unch
 from app.pages.new.fitting import fitting
 from app.pages.new.fixes import best_suggestions, fix_of, fix_of_passes
 from app.pages.new.known_models import remark_on_example
+from app.pages.new.machine_findings import slower_by, to_confirm
 from app.pages.new.model_cards import model_cards, rounded_machine
 from app.pages.new.receipt import job_lines
 from app.pages.new.run_length import RunLength, Sample, run_length, run_length_text
@@ -50,6 +51,7 @@ from engine.config.preference_settings import OBJECTIVE
 from engine.config.setting_warnings import setting_warnings
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, DataError, RamstreamError, RunError
+from engine.machine.device import refuse_unasked_cpu
 from engine.machine.offload_folder import check_offload_folder
 from engine.machine.rates import CPU, measured_at, rates_file
 from engine.machine.read_machine import Machine, read_machine
@@ -175,6 +177,8 @@ class Checker:
         on_example = remark_on_example(config)
         if on_example:
             fixes[on_example] = self._other_model(preset, given) if timed else None
+        asks = to_confirm(config, asked[1])
+        fixes |= slower_by(config, asked[1])
         remarks = [*notes, *fixes]
         seconds = _run_seconds(report, found, pace)
         text = run_length_text(config, found, seconds)
@@ -203,6 +207,7 @@ class Checker:
             costs=costs,
             lacks=lacks,
             lacking=lacking,
+            asks=asks,
         )
         return fit_panel(report, busy, beside)
 
@@ -368,6 +373,7 @@ class Checker:
         engine = self._session.engine
         runs_root.refuse_unusable(self._session.runs_dir.absolute())
         refuse_unusable(config)
+        refuse_unasked_cpu(config, self._machine())
         engine.refuse_out_of_reach(config)
         engine.check_data(config.read_data)
         try:

@@ -1,6 +1,7 @@
 // What the preview found about the data joins the fit panel: memory that suffices is no
 // reason to start a run whose data cannot be trained on.
 
+const ONE = "1 thing to confirm";
 const HEADLINES = {
     true: "Data cannot be trained on",
     false: "Nothing to train on in the first rows",
@@ -24,7 +25,7 @@ export const differ = (one, other) => JSON.stringify(one) !== JSON.stringify(oth
 // Counts the question and the warnings that are listed with it. What has no fix is information.
 function toConfirm(question, { reasons, fixes }) {
     const count = 1 + reasons.filter((reason) => reason !== question && reason in fixes).length;
-    return count === 1 ? "1 thing to confirm" : `${count} things to confirm`;
+    return count === 1 ? ONE : `${count} things to confirm`;
 }
 
 // The fit panel with a finding on the data, which may be null. A panel that is bad already, or of a
@@ -34,7 +35,9 @@ export function withFinding(fit, finding) {
     const { text, blocks, asks } = finding;
     const headline = asks ? toConfirm(text, fit) : (finding.headline ?? HEADLINES[blocks]);
     const mayBegin = fit.can_start || fit.can_queue;
-    const isKept = fit.tone === "bad" || !mayBegin;
+    // What is to be confirmed about the machine is counted together with a question on the data.
+    const isAsked = blocks && fit.headline === ONE;
+    const isKept = fit.tone === "bad" || !(mayBegin || isAsked);
     const tone = blocks && !asks ? "bad" : "warn";
     const judged = {
         ...fit,

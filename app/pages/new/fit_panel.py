@@ -41,6 +41,7 @@ LACKS = "Fits. {}"
 TO_DOWNLOAD = "Fits · {} to download"
 NO_MODEL = "The model is not downloaded"
 NO_FOLDER = "The folder for runs cannot be used"
+ONE_TO_CONFIRM = "1 thing to confirm"
 TRY_AGAIN = {"label": "Try again", "changes": {}}
 """Button for what may be there the next time, such as a connection."""
 HELP = {
@@ -121,6 +122,8 @@ class Beside:
     """What the run needs and lacks now, memory apart."""
     lacking: str = ""
     """The same in a few words."""
+    asks: Mapping[str, Any] = field(default_factory=dict)
+    """What a person should confirm before a start, with the button that does."""
 
 
 def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, Any]:
@@ -143,6 +146,9 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         # What is only not downloaded yet is no fault of the run.
         tone = "warn" if fits and beside.lacking == NO_MODEL else "bad"
         headline = LACKS.format(beside.lacking) if fits else headline
+    elif beside.asks:
+        why_not = next(iter(beside.asks)) if fits else why_not
+        tone, headline = ("warn", ONE_TO_CONFIRM) if fits else (tone, headline)
     shown = best_suggestions(report.suggestions)
     suggestions = [suggestion_card(suggestion, report, beside.rate) for suggestion in shown]
     on_gpu = report.choices["device"] != "cpu"
@@ -158,6 +164,7 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         "headline": headline,
         "reasons": [
             *([beside.lacks] if beside.lacks else []),
+            *beside.asks,
             *map(as_labeled, report.reasons[_failing(report) :]),
             *beside.remarks,
             *on_disk,
@@ -165,7 +172,11 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         ],
         "job": list(beside.job),
         "clock": _clock(report, beside) if fits else clock(None, ""),
-        "fixes": {**beside.fixes, **({beside.lacks: TRY_AGAIN} if beside.lacks else {})},
+        "fixes": {
+            **beside.fixes,
+            **beside.asks,
+            **({beside.lacks: TRY_AGAIN} if beside.lacks else {}),
+        },
         "lives": lives,
         "lives_more": more,
         "bars": _bars(report, beside, has_costs),
@@ -180,10 +191,10 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         # Of a model that does not fit, the page offers to look for machines that train it.
         "model": None if fits else report.model["source"],
         "field": None,
-        "can_start": fits and not busy and not beside.lacks,
+        "can_start": fits and not busy and not beside.lacks and not beside.asks,
         # This includes drafts that do not fit: the memory that the active run takes now will be
         # free when this run's turn comes.
-        "can_queue": busy is not None and not beside.lacks,
+        "can_queue": busy is not None and not beside.lacks and not beside.asks,
         "queue_text": queue_text(beside.waiting),
         "why_not": why_not or "",
     }

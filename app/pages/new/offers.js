@@ -1,7 +1,7 @@
 // Cards of changes that make a job fit, each with the memory before and after, and the buttons that
 // end what a warning is about.
 
-import { el } from "../../shared/dom.js";
+import { el, inCode } from "../../shared/dom.js";
 
 // suggestion: as the server describes it; number: its place; fill: changes settings.
 export function offerCard({ title, note, bars, changes }, number, fill) {
@@ -33,5 +33,5 @@ export function reasonRow(text, fixes) {
     const buttons = fixes.map(({ label, act }) =>
         el("button", { type: "button", class: "rs-small", click: act }, label),
     );
-    return el("li", {}, text, buttons.length ? el("div", {}, ...buttons) : null);
+    return el("li", {}, ...inCode(text), buttons.length ? el("div", {}, ...buttons) : null);
 }

@@ -34,7 +34,7 @@ from typing import NamedTuple
 from engine.config.settings import AUTO
 from engine.machine.disk_rates import with_disk
 from engine.machine.rates import TYPICAL
-from engine.machine.read_machine import compiler_problem
+from engine.machine.readings import compiler_problem
 from engine.planning.fit.batch_splits import BatchSplit, batch_splits
 from engine.planning.fit.buffer_sizes import host_matrix_bytes, state_bytes
 from engine.planning.fit.chosen import Chosen

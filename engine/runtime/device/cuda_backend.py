@@ -46,7 +46,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from engine.errors import GpuMemoryError, RamstreamError
+from engine.errors import GpuMemoryError, RamstreamError, first_line
 from engine.planning.schedule.ops import DISK_LANES, UPDATE_LANES, Lane
 from engine.runtime.device.backend import Ticket
 from engine.runtime.device.graph_recorder import CudaRecorder
@@ -78,6 +78,17 @@ def cuda_available() -> bool:
     """Says whether torch sees a usable GPU."""
     _set_up_cuda()  # the query itself starts CUDA
     return torch.cuda.is_available()
+
+
+def cuda_problem() -> str:
+    """Returns why torch can use no GPU, in its own words; empty where it can use one."""
+    if cuda_available():
+        return ""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return first_line(error)
+    return "it finds none"
 
 
 class _Ticket:

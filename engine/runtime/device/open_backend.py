@@ -1,16 +1,21 @@
-"""The two functions of this file open the backend of a device and free the memory of a run."""
+"""The functions of this file open the backend of a device and free the memory of a run."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+from dataclasses import replace
 
 import torch
 
+from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
+from engine.machine.device import unasked_cpu
+from engine.machine.findings import findings, without_gpu
+from engine.machine.readings import CudaTrial, read
 from engine.runtime.device.backend import Backend
 from engine.runtime.device.cpu_backend import CpuBackend
-from engine.runtime.device.cuda_backend import CudaBackend, cuda_available
+from engine.runtime.device.cuda_backend import CudaBackend, cuda_available, cuda_problem
 
 
 def give_memory_back() -> None:
@@ -39,3 +44,15 @@ def open_backend(device: str, index: int = 0) -> Backend:
             "engine.device", "cuda is asked for but no CUDA GPU is usable; choose auto or cpu."
         )
     return CudaBackend(index)
+
+
+def open_run_backend(config: TrainConfig) -> Backend:
+    """Returns the backend for the settings of a run. Raises ConfigError as `open_backend` does, and
+    where there is a GPU that torch cannot use, unless the settings ask for the CPU.
+    """
+    device = config.engine.device
+    if device != "cpu":
+        found = without_gpu(findings(replace(read("."), trial=CudaTrial(cuda_problem()))))
+        if found is not None:
+            raise unasked_cpu(found)
+    return open_backend(device)

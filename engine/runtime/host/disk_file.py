@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 from engine.errors import DiskOffloadError
-from engine.files import FULL, disk_full_text
+from engine.files import FULL, disk_full_text, nameless_file
 
 
 class DiskFile:
@@ -63,12 +62,12 @@ class DiskFile:
     def _opened(self) -> int:
         """Returns the descriptor of a new file without a name."""
         try:
-            return self._made(os.O_DIRECT)
+            return nameless_file(self._folder, os.O_DIRECT)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                 raise
         self.is_direct = False
-        return self._made(0)
+        return nameless_file(self._folder)
 
     def _reserve(self) -> None:
         try:
@@ -84,20 +83,6 @@ class DiskFile:
             os.posix_fallocate(cached, 0, self.nbytes)
         finally:
             os.close(cached)
-
-    def _made(self, flags: int) -> int:
-        try:
-            return os.open(self._folder, os.O_TMPFILE | os.O_RDWR | flags, 0o600)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-                raise
-        # Some file systems have no files without a name, but a file may lose the one that it has.
-        descriptor, path = tempfile.mkstemp(prefix=".ramstream-", dir=self._folder)
-        os.close(descriptor)
-        try:
-            return os.open(path, os.O_RDWR | flags)
-        finally:
-            Path(path).unlink()
 
     def _transfer(
         self, memory: memoryview, offset: int, move: Callable[..., int], what: str

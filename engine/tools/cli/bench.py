@@ -40,7 +40,7 @@ from engine.planning.fit.report import estimate
 from engine.planning.fit.requirements import FitStatus
 from engine.planning.shape.model_shape import ModelShape
 from engine.runtime.device.backend import Backend
-from engine.runtime.device.open_backend import open_backend
+from engine.runtime.device.open_backend import open_backend, open_run_backend
 from engine.runtime.measure.machine_rates import PeakRates, measure, one_thread_rates
 from engine.text import GIB
 from engine.tools.bench.bench_table import as_text, streamed_as_text
@@ -214,7 +214,7 @@ def bench(trainings: Trainings, how: Measuring, as_json: bool) -> str:
         )
     for config in configs if how.sampling is None else ():
         _refuse_what_does_not_fit(config)
-    backend = open_backend(configs[0].engine.device if configs else "auto")
+    backend = open_run_backend(configs[0]) if configs else open_backend("auto")
     try:
         result = measured(configs, backend, how)
     finally:

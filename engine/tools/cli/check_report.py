@@ -68,8 +68,9 @@ def report_as_text(report: FitReport, machine: Machine) -> str:
 
 
 def notes(machine: Machine) -> list[str]:
-    """Returns the notes on a machine as lines."""
-    return ["", *machine.notes] if machine.notes else []
+    """Returns the notes on a machine, and what was found there, as lines."""
+    lines = [*machine.notes, *(found.sentence for found in machine.findings)]
+    return ["", *lines] if lines else []
 
 
 def _plan_as_text(choices: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:

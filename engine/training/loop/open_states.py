@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.config.settings import TrainConfig
+from engine.machine.findings import no_direct_access, refused_lock
+from engine.machine.readings import is_wsl, lock_limit
 from engine.planning.fit.device_memory import CUDA_CONTEXT_BYTES
 from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.distributed.build_engine import sharing_with
@@ -111,12 +113,14 @@ def report_placement(session: Session, engine: StreamingEngine, states: HostStat
     refused = engine.refused_bytes
     if refused:
         rate = engine.backend.unregistered_rate() / 1e9
+        found = refused_lock(
+            is_wsl(),
+            lock_limit(),
+            f"The system refused to lock {in_gib(refused)} of RAM for transfers",
+        )
         session.log(
             "warning",
-            f"The system refused to lock {in_gib(refused)} of RAM for transfers, as WSL2 "
-            f"does beyond a limit, so its copies pass through the driver at {rate:.1f} GB/s. "
-            "Results are the same; steps take longer where copies cannot hide under computing. A "
-            "higher limit of locked memory (ulimit -l) helps, if the system has one.",
+            f"{found.sentence} Results are the same. The driver copies at {rate:.1f} GB/s.",
         )
 
 
@@ -136,8 +140,4 @@ def _report_disk_offload(session: Session, engine: StreamingEngine, states: Host
         "no names, and the system frees them when this process ends. They are no checkpoint.",
     )
     if not (disk.is_direct and saved_block_inputs.is_direct):
-        session.log(
-            "warning",
-            f"The file system of {disk.folder} has no direct access (O_DIRECT), so what is on the "
-            "disk passes through the page cache: it takes RAM there, and steps may be slower.",
-        )
+        session.log("warning", no_direct_access(disk.folder))

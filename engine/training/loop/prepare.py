@@ -43,7 +43,7 @@ from engine.runs.record.events import DataPrepared, PlanBuilt, RunStarted
 from engine.runs.record.run_folder import RunFolder
 from engine.runtime.device.backend import Backend
 from engine.runtime.device.cpu_backend import CpuBackend
-from engine.runtime.device.open_backend import open_backend
+from engine.runtime.device.open_backend import open_run_backend
 from engine.runtime.distributed.build_engine import (
     RankZeroComponents,
     build_engines,
@@ -247,7 +247,7 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
         total_steps = data.train.steps_of(config.train.epochs or 1.0, config.train.batch_size)
     if newest is not None:
         _compare_with_checkpoint(session, newest, data, total_steps)
-    backend = open_backend(config.engine.device)
+    backend = open_run_backend(config)
     rounding = kept_rounding(config, newest.state) if newest is not None else {}
     resumed_step = newest.step if newest is not None else 0
     job = TrainingJob(model, data, backend, total_steps, newest is not None, rounding, resumed_step)

@@ -18,6 +18,8 @@ from engine import safe_files
 from engine.config.changes import Change
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, GpuMemoryError, RamstreamError, RunError
+from engine.machine.device import refuse_unasked_cpu
+from engine.machine.read_machine import read_machine
 from engine.machine.short_memory import Work, refuse_little_memory
 from engine.paths import program_version
 from engine.planning.fit.chosen import Chosen
@@ -354,8 +356,9 @@ def start_run(config: TrainConfig, runs_dir: str | os.PathLike[str]) -> Run:
     if another run has it.
 
     Local sources are saved as absolute paths, so that the run can be resumed from any working
-    directory.
+    directory. Raises ConfigError where it would take the CPU unasked (`refuse_unasked_cpu`).
     """
+    refuse_unasked_cpu(config, read_machine(runs_dir))
     folder = new_run(runs_dir, config)
     try:
         return Run(folder, resume=False)
@@ -372,7 +375,7 @@ def resume_run(runs_dir: str | os.PathLike[str], run_id: str, overrides: Sequenc
     as ``train.nonfinite=skip`` become part of its settings, unless the run is refused with them.
     Raises RunError for a run that has
     finished, that kept weights alone, or whose settings this version cannot use, and ConfigError
-    for a wrong override.
+    for a wrong override, and where the run would take the CPU unasked (`refuse_unasked_cpu`).
     """
     folder = open_run(runs_dir, run_id)
     refuse_links(folder)
@@ -398,6 +401,7 @@ def resume_run(runs_dir: str | os.PathLike[str], run_id: str, overrides: Sequenc
             f"resumed; {train_on_text(run_id)}."
         )
     changed = lasting_config(config.with_overrides(overrides)) if overrides else None
+    refuse_unasked_cpu(config if changed is None else changed, read_machine(runs_dir))
     has_record = safe_files.size_of(folder.events_path, folder.root) > 0
     run = Run(folder, has_record, config if overrides else None)
     if changed is not None:

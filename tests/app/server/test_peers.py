@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -199,5 +200,5 @@ def test_under_wsl_the_browser_is_not_known(monkeypatch):
     monkeypatch.setattr(peers, "_knows_own", lambda _: True)
     assert peers.own_programs_are_known()
     system = type("System", (), {"release": "5.15.167.4-microsoft-standard-WSL2"})
-    monkeypatch.setattr(peers.platform, "uname", system)
+    monkeypatch.setattr(platform, "uname", system)
     assert not peers.own_programs_are_known()

@@ -197,6 +197,12 @@ class FakeNvml:
     def nvmlSystemGetDriverVersion(self):
         return "580.1"
 
+    def nvmlSystemGetCudaDriverVersion(self):
+        return 13000
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle):
+        return 9, 0
+
     def nvmlDeviceGetCount(self):
         return len(self.names)
 
@@ -287,7 +293,7 @@ def test_only_gpus_that_cuda_may_use_are_seen_in_its_order(nvml, monkeypatch, vi
     found = read_machine()
     assert [gpu.uuid for gpu in found.gpus] == uuids
     assert [gpu.index for gpu in found.gpus] == list(range(len(uuids)))
-    assert bool(uuids) or "CUDA_VISIBLE_DEVICES" in found.notes[0]
+    assert bool(uuids) or "CUDA_VISIBLE_DEVICES" in found.findings[0].text
     sampler = GpuSampler(0)
     sample = sampler.sample()
     assert (sample.total if sample else None) == (found.gpus[0].total if uuids else None)
@@ -317,5 +323,7 @@ def test_without_a_driver_the_reason_is_a_sentence(nvml, monkeypatch, said, show
         raise nvml.NVMLError(said)
 
     monkeypatch.setattr(nvml, "nvmlInit", refuse)
-    assert read_machine().notes == (f"No NVIDIA GPU found{shown}. Training will use the CPU.",)
+    found = read_machine().findings[0]
+    assert found.sentence == f"No NVIDIA GPU found{shown}. Training will use the CPU."
+    assert not found.is_wrong
     assert GpuSampler().sample() is None

@@ -25,6 +25,7 @@ from app.server.guard import Guard, GuardPolicy
 from app.session.session import Session
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
+from engine.machine.findings import Check, Effect, Finding
 from engine.machine.gpus import GpuInfo
 from engine.machine.known_machines import machines
 from engine.machine.rates import store_rates, stored_rates
@@ -142,7 +143,7 @@ def test_this_machine_is_told_with_its_real_limits(tab):
     about = tab.call("hardware").json()
     facts = dict(about["machine"]["pairs"])
     assert facts["Processor"] == "A CPU, 16 cores usable"
-    assert facts["RAM"] == "180 of 192 GiB free (limited by its control group)"
+    assert facts["RAM"] == "180 of 192 GiB free"
     assert facts["GPU"] == (
         "NVIDIA GeForce RTX 4090, 23.0 of 24.0 GiB free; driver 575.1; PCIe 1.0 x16 now, PCIe "
         "4.0 x16 at most"
@@ -169,12 +170,17 @@ def test_rates_are_estimated_until_they_are_measured_and_speeds_follow_them(tab)
 
 
 def test_without_a_gpu_nothing_is_estimated_and_no_plan_depends_on_it(tmp_path):
-    tab = Tab(tmp_path, replace(MACHINE, gpus=(), notes=("There is no NVIDIA GPU.",)))
+    slow = Finding(Check.DISK, "The disk is slow.", Effect.SLOWS, "mount another")
+    bare = replace(MACHINE, gpus=(), notes=("There is no NVIDIA GPU.",), findings=(slow,))
+    tab = Tab(tmp_path, bare)
     about = tab.call("hardware").json()
     assert about["rates"]["origin"] == "unknown"
     assert "Not measured yet" in about["rates"]["caption"]
     assert dict(about["machine"]["pairs"])["GPU"].startswith("none")
-    assert about["machine"]["notes"] == ["There is no NVIDIA GPU."]
+    assert about["machine"]["notes"] == [
+        "There is no NVIDIA GPU.",
+        "The disk is slow. To mend it: `mount another`",
+    ]
 
 
 def test_choices_name_the_catalog_and_the_supported_machines(tab):

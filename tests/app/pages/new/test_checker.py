@@ -29,7 +29,7 @@ from engine.config.settings import TrainConfig
 from engine.data.batches.preview import preview
 from engine.errors import DataError, ModelError, RamstreamError
 from engine.machine import offload_folder
-from engine.machine.known_machines import named_machine, with_figures
+from engine.machine.known_machines import named_machine
 from engine.machine.offload_folder import Mount
 from engine.model.build.find_shape import adapted_shape
 from engine.model.build.pretrained_files import load_tokenizer
@@ -51,39 +51,6 @@ def shown(**values):
     return shown_values(
         config.with_values({name.replace("__", "."): value for name, value in values.items()})
     )
-
-
-def lacks_nothing(*_, **__):
-    """Stands for the check of what else a run needs."""
-
-
-@pytest.fixture
-def checker(tmp_path, monkeypatch):
-    """Returns a checker on a machine with an RTX 4090, 52 GiB of RAM and 500 GiB of disk. Its
-    `calls` counts estimates.
-    """
-    machine = with_figures(named_machine("RTX 4090", 52), disk_gib=500)
-    monkeypatch.setattr(app.pages.new.checker, "read_machine", lambda folder: replace(machine))
-    calls = []
-
-    def counted_estimate(config, machine):
-        calls.append(config)
-        return estimate(config, machine, shape_of_run(config), adapted=adapted_shape)
-
-    made = Checker(
-        SimpleNamespace(
-            runs_dir=tmp_path,
-            runs=lambda: made.runs,
-            why_not_start=lambda: None,
-            engine=SimpleNamespace(
-                estimate=counted_estimate,
-                refuse_out_of_reach=lacks_nothing,
-                downloads_weights=lambda config: False,
-            ),
-        )
-    )
-    made.calls, made.runs = calls, []
-    return made
 
 
 def _estimate(config):
@@ -379,7 +346,7 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
     found = checker.fit_panel(given)
     assert (found["tone"], found["headline"]) == ("warn", LACKS.format(NO_MODEL))
     assert not found["can_start"] and not found["can_queue"]
-    session.engine = EngineCalls(refuse_out_of_reach=lacks_nothing)  # the hub answers
+    session.engine = EngineCalls(refuse_out_of_reach=lambda *_, **__: None)  # the hub answers
     online = checker.fit_panel(given)
     assert (online["tone"], online["headline"]) == ("warn", TO_DOWNLOAD.format("269 MB"))
     assert online["can_start"]
