@@ -40,6 +40,10 @@ LATE = {
         },
         "the page is served before torch is loaded",
     ),
+    "engine/tools/cli/doctor.py": (
+        {"engine.runtime.device.cuda_trial"},
+        "it loads torch, which a machine without a GPU is not asked about",
+    ),
     "engine/tools/evaluate/harness.py": (
         {"engine.tools.evaluate.streamed_lm"},
         "it imports lm_eval, which may not be installed",
