@@ -64,7 +64,7 @@ class Finding:
     @property
     def sentence(self) -> str:
         """The text, with the command between backticks."""
-        return f"{self.text} To mend it: `{self.command}`" if self.command else self.text
+        return f"{self.text} To fix it: `{self.command}`" if self.command else self.text
 
     @property
     def is_wrong(self) -> bool:

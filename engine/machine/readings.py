@@ -227,7 +227,8 @@ def packages() -> tuple[Package, ...]:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             continue  # an import of it says so
-        found.append(Package(requirement.name, version, str(requirement.specifier)))
+        tested = sorted(map(str, requirement.specifier), reverse=True)  # the least comes first
+        found.append(Package(requirement.name, version, ",".join(tested)))
     return tuple(found)
 
 

@@ -342,7 +342,7 @@ def test_builds_of_torch_are_read_without_importing_it():
 def test_versions_here_are_those_that_are_needed():
     found = {each.name: each for each in packages()}
     assert {"Python", "torch", "transformers", "numba"} <= set(found)
-    assert found["torch"].tested and all(each.is_tested for each in found.values())
+    assert found["torch"].tested.startswith(">=") and all(each.is_tested for each in found.values())
     assert replace(TORCH, version="2.13.0+cu130").is_tested
     assert not replace(TORCH, version="2.14.1").is_tested
 

@@ -179,7 +179,7 @@ def test_without_a_gpu_nothing_is_estimated_and_no_plan_depends_on_it(tmp_path):
     assert dict(about["machine"]["pairs"])["GPU"].startswith("none")
     assert about["machine"]["notes"] == [
         "There is no NVIDIA GPU.",
-        "The disk is slow. To mend it: `mount another`",
+        "The disk is slow. To fix it: `mount another`",
     ]
 
 
