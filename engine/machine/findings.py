@@ -195,8 +195,10 @@ def cuda(readings: Readings) -> Finding | None:
     wanted, has = _version(build.cuda), driver.cuda
     card = driver.gpus[0]
     offers = "" if has is None else f"{has[0]}.{has[1]}"
-    # Within a major version, an older driver will do.
-    if has is not None and has[0] < wanted[0]:
+    # Within a major version, an older driver will do, and a package of CUDA that makes it newer may
+    # be there that NVML does not see. A trial knows.
+    works = readings.trial is not None and not readings.trial.problem
+    if has is not None and has[0] < wanted[0] and not works:
         text = (
             f"The driver {card.driver} offers CUDA {offers}, and PyTorch {build.version} is built "
             f"for CUDA {build.cuda}, so the {card.name} would not be used."

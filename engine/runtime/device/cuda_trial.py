@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import torch
 
+from engine.errors import first_line
 from engine.helper_process import HelperProcess, ending, take_output
 from engine.machine.readings import CudaTrial
 from engine.runtime.device.cuda_backend import cuda_problem
@@ -49,13 +50,17 @@ def tried() -> CudaTrial:
     problem = cuda_problem()
     if problem:
         return CudaTrial(problem)
-    torch.cuda.init()
-    torch.zeros(1, device="cuda")
+    try:
+        torch.zeros(1, device="cuda").add_(1).item()
+    except RuntimeError as error:
+        return CudaTrial(first_line(error))
     memory = mmap.mmap(-1, LOCK_BYTES)
     address = np.frombuffer(memory, np.uint8).ctypes.data
     locked = 0
     while locked < LOCK_BYTES and _locks(address + locked):
         locked += _PART
+    for part in range(0, locked, _PART):
+        torch.cuda.cudart().cudaHostUnregister(address + part)
     return CudaTrial("", LOCK_BYTES, locked)
 
 

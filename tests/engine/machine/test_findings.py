@@ -70,7 +70,7 @@ FAULTS = {
         "whl/cu126",
     ),
     "driver older than torch's CUDA": (
-        of_driver(cuda=(12, 4)),
+        replace(of_driver(cuda=(12, 4)), trial=None),
         (Check.CUDA, Effect.NO_GPU),
         "The driver 580.1 offers CUDA 12.4, and PyTorch 2.13.0 is built for CUDA 13.0",
         "whl/cu126",
@@ -254,8 +254,10 @@ def test_a_card_older_than_what_torch_is_built_for_is_named_first():
 
 
 def test_an_older_driver_of_the_same_cuda_will_do():
-    ready = replace(of_driver(cuda=(12, 0)), torch=TorchBuild("2.13.0", "12.8"))
+    ready = replace(of_driver(cuda=(12, 0)), torch=TorchBuild("2.13.0", "12.8"), trial=None)
     assert found_in(ready) == []
+    # And so will one with which PyTorch has used the GPU, whatever its number.
+    assert found_in(of_driver(cuda=(12, 4))) == []
 
 
 def test_without_any_gpu_training_on_the_cpu_is_only_noted():
