@@ -17,7 +17,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 # Modules that are used are compiled by a run, below; compiling all would take 300 MB.
-ENV PIP_NO_COMPILE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY pyproject.toml .
 RUN python -c 'import tomllib; \
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
@@ -26,17 +26,17 @@ print(*project["dependencies"], sep="\n")' > requirements.txt
 FROM pip AS pip-cpu
 # Of two builds of one version, pip takes that with `+cpu`, which has no libraries of CUDA.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN pip install --extra-index-url ${TORCH_INDEX} --requirement requirements.txt
+RUN pip install --no-compile --extra-index-url ${TORCH_INDEX} --requirement requirements.txt
 COPY . .
-RUN pip install --no-deps .
+RUN pip install --no-compile --no-deps .
 # What it imports is compiled, and an image that cannot train is not made.
 RUN ramstream train presets/starter.yaml --set train.steps=2 --runs-dir /tmp/runs \
     && python -c 'import ramstream.launch, app.main'
 
 FROM pip AS pip-cuda
-RUN pip install --requirement requirements.txt
+RUN pip install --no-compile --requirement requirements.txt
 COPY . .
-RUN pip install --no-deps .
+RUN pip install --no-compile --no-deps .
 RUN ramstream train presets/starter.yaml --set train.steps=2 --runs-dir /tmp/runs \
     && python -c 'import ramstream.launch, app.main'
 
@@ -46,7 +46,8 @@ FROM base AS app
 # Nobody's files but those of the two volumes can be changed: runs and exports are in the first, and
 # what can be made or downloaded again in the second.
 RUN useradd --uid 1000 --home-dir /ramstream --create-home ramstream \
-    && install --directory --owner=ramstream --group=ramstream /cache
+    && install --directory --owner=ramstream --group=ramstream /cache \
+    && install --directory /data
 ENV HF_HOME=/cache/huggingface NUMBA_CACHE_DIR=/cache/numba XDG_CACHE_HOME=/cache
 USER ramstream
 WORKDIR /ramstream
@@ -55,7 +56,7 @@ EXPOSE 7860
 # At SIGTERM the run saves its last step; the program is the first process, so it gets the signal.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["ramstream"]
-CMD ["--host", "0.0.0.0", "--no-browser"]
+CMD ["--host", "0.0.0.0", "--no-browser", "--data-folder", "/data"]
 
 FROM app AS cuda
 USER root
