@@ -7,6 +7,7 @@ import { BlindVotes } from "./blind_votes.js";
 import { commandRow } from "./settings_view.js";
 
 const LONGEST = 240; // characters of an answer in the table
+const AGAIN = 3000; // ms after which it is asked whether what stands against evaluating is over
 const NOTHING = "Not evaluated yet. The trained model is put beside the model before training.";
 
 export class EvaluateView {
@@ -50,9 +51,11 @@ export class EvaluateView {
         this.showFigures({ figures: [], caption: "", note: "", problem: "" });
     }
 
-    // Reads what is known: again when the state of the run has changed.
+    // Reads what is known: again when the state of the run has changed, and again and again while
+    // another run stands against evaluating this one.
     async refresh({ run_id, bar }) {
-        const version = JSON.stringify([run_id, bar.state, bar.begins_anew]);
+        const moment = this.isRefused ? Math.floor(performance.now() / AGAIN) : 0;
+        const version = JSON.stringify([run_id, bar.state, bar.begins_anew, moment]);
         if (version === this.version) return;
         this.version = version;
         const isOther = this.run !== run_id;

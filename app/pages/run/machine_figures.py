@@ -63,7 +63,7 @@ def throughput_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
         | {"hovertemplate": THOUSANDS},
         curve("TFLOPS", *downsample(x, tflops), Line(AMBER, row=2, width=1.5)),
     ]
-    ceiling = snapshot.ceiling_tflops
+    ceiling = snapshot.peak_tflops
     if len(tflops) and 0 < LIMIT_SHARE * ceiling <= tflops.max():
         data.append(level("ceiling", x, ceiling, RED, row=2))
     rows = two_rows("tokens/s", "TFLOPS", from_zero=True)
@@ -78,7 +78,7 @@ def tflops_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     steps = snapshot.steps
     x = places(snapshot, steps, axis)
     tflops = np.asarray(steps.tflops, dtype=float)
-    ceiling = snapshot.ceiling_tflops
+    ceiling = snapshot.peak_tflops
     name, values = ("of the peak", 100 * tflops / ceiling) if ceiling else ("TFLOPS", tflops)
     data = [curve(name, *downsample(x, values), Line(AMBER, width=1.5))]
     y = one_row(from_zero=True) | {"nticks": 3}

@@ -150,9 +150,9 @@ def _throughput_text(snapshot: RunSnapshot) -> str:
     if predicted:
         seconds = float(np.median(steps.seconds))
         text += f" · {in_step_time(seconds)} a step, predicted {in_step_time(predicted)}"
-    if snapshot.ceiling_tflops:
+    if snapshot.peak_tflops:
         tflops = float(np.median(steps.tflops))
-        ceiling = snapshot.ceiling_tflops
+        ceiling = snapshot.peak_tflops
         share = in_share(tflops / ceiling)
         text += f" · {_of_ceiling(tflops, ceiling)}, {share} of the peak"
     return text
@@ -177,9 +177,9 @@ def _tflops_text(snapshot: RunSnapshot) -> str:
 def _peak_text(snapshot: RunSnapshot) -> str:
     """Returns the share of the device's measured peak, or TFLOPS where none was measured."""
     tflops = float(np.median(snapshot.steps.tflops[-RECENT_STEPS:]))
-    if not snapshot.ceiling_tflops:
+    if not snapshot.peak_tflops:
         return in_flops(tflops)
-    return f"{in_share(tflops / snapshot.ceiling_tflops)} of this machine’s peak"
+    return f"{in_share(tflops / snapshot.peak_tflops)} of this machine’s peak"
 
 
 def machine_text(snapshot: RunSnapshot) -> str:

@@ -86,9 +86,9 @@ def _ceiling_note(snapshot: RunSnapshot) -> str:
     each = ""
     if snapshot.device == "cuda" and snapshot.rank_count > 1:
         each = f"{in_flops(tflops / snapshot.rank_count)} a GPU"
-    if not snapshot.ceiling_tflops:
+    if not snapshot.peak_tflops:
         return each or "useful work"
-    share = f"{in_share(tflops / snapshot.ceiling_tflops)} of "
+    share = f"{in_share(tflops / snapshot.peak_tflops)} of "
     return f"{each}, {share}the peak" if each else f"{share}this machine’s peak"
 
 

@@ -304,6 +304,15 @@ class RunSnapshot(SnapshotFields):
         return max(self.resumed_step or 0, applied, skipped)
 
     @property
+    def peak_tflops(self) -> float:
+        """The measured rate of large matrix products, in TFLOP/s; 0 if nothing was measured, or if
+        steps are faster: other programs then had the device while it was measured.
+        """
+        recent = self.steps.tflops[-RECENT_STEPS:]
+        is_exceeded = bool(len(recent)) and statistics.median(recent) > self.ceiling_tflops
+        return 0.0 if is_exceeded else self.ceiling_tflops
+
+    @property
     def rank_count(self) -> int:
         """Number of ranks that compute the run by its latest plan."""
         ranks = self.plan_choices.get("ranks")

@@ -176,7 +176,9 @@ def test_the_speed_is_a_share_of_the_peak_where_one_was_measured():
         [25.0],
         "25 % of this machine’s peak · 20.0k tokens/s · 0.50 s a step, latest steps",
     )
-    assert shown(0) == ([1.0], "1.00 TFLOPS · 20.0k tokens/s · 0.50 s a step, latest steps")
+    unknown = [1.0], "1.00 TFLOPS · 20.0k tokens/s · 0.50 s a step, latest steps"
+    assert shown(0) == unknown
+    assert shown(0.5) == unknown, "no step is faster than a peak: that one was measured wrongly"
 
 
 def test_power_and_energy_are_shown_where_the_driver_tells(finished):
