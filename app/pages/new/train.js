@@ -13,7 +13,6 @@ import { foldByTitles, summarize, tipsOfLists } from "./folded.js";
 import { Models } from "./models.js";
 import { NewHead } from "./new_head.js";
 import { offerCard, reasonRow } from "./offers.js";
-import { earlyAnswer } from "./opening.js";
 import { drawPreview } from "./preview.js";
 import { Receipt } from "./receipt.js";
 import { Replaced } from "./replaced.js";
@@ -405,8 +404,7 @@ async function check(place, form) {
     let fit;
     try {
         const keep = Boolean(place.typed);
-        const early = keep ? null : await earlyAnswer(form);
-        fit = early ?? (await send("/api/check", { tab: tabName(), ...form, keep }, signal));
+        fit = await send("/api/check", { tab: tabName(), ...form, keep }, signal);
     } catch (error) {
         if (error.unreachable && !signal.aborted) place.ask(RETRY);
         fit = { ...UNCHECKED, reasons: [error.message], why_not: error.message };
