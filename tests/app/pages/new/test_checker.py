@@ -25,7 +25,6 @@ from app.pages.new.form_routes import form_routes
 from app.pages.new.known_models import known_models
 from app.server.guard import Guard, GuardPolicy
 from app.session.engine_calls import EngineCalls
-from engine.config.settings import TrainConfig
 from engine.data.batches.preview import preview
 from engine.errors import DataError, ModelError, RamstreamError
 from engine.machine import offload_folder
@@ -38,19 +37,7 @@ from engine.planning.fit.report import estimate
 from engine.text import GIB
 from tests.support.data_tokenizers import NO_END
 from tests.support.folders import make_data
-
-
-def shown(**values):
-    config = TrainConfig.from_dict(
-        {
-            "model": {"source": "Qwen/Qwen2.5-0.5B"},
-            "data": {"source": "assets/starter.jsonl"},
-            "train": {"steps": 500},
-        }
-    )
-    return shown_values(
-        config.with_values({name.replace("__", "."): value for name, value in values.items()})
-    )
+from tests.support.forms import shown
 
 
 def _estimate(config):

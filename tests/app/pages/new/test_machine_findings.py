@@ -7,28 +7,14 @@ from dataclasses import replace
 import pytest
 
 import app.pages.new.checker
-from app.form.settings_form import shown_values
-from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.machine.findings import Check, Effect, Finding
+from tests.support.forms import shown
 
 UNUSED = Finding(Check.TORCH, "PyTorch is built without CUDA.", Effect.NO_GPU, "pip install torch")
 SLOW_BF16 = Finding(Check.BF16, "This card has no bfloat16.", Effect.SLOWS, "--set model.dtype=...")
 NO_COMPILER = Finding(Check.KERNELS, "There is no compiler.", Effect.SLOWS)
 LIMIT = Finding(Check.RAM, "A control group limits RAM.", Effect.NOTE)
-
-
-def shown(**values):
-    config = TrainConfig.from_dict(
-        {
-            "model": {"source": "Qwen/Qwen2.5-0.5B"},
-            "data": {"source": "assets/starter.jsonl"},
-            "train": {"steps": 500},
-        }
-    )
-    return shown_values(
-        config.with_values({name.replace("__", "."): value for name, value in values.items()})
-    )
 
 
 def test_a_run_takes_the_cpu_only_once_a_person_says_so(checker, monkeypatch):
