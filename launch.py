@@ -10,7 +10,7 @@
     ramstream link                a link that lets another browser into the app, once
     ramstream track RUN_ID        a run's curves for TensorBoard and other trackers
     ramstream trace RUN_ID        a step's timeline as a file for Perfetto
-    ramstream eval RUN_ID         the trained model beside the one before training
+    ramstream eval RUN_ID         the trained model beside its base model
     ramstream bench [PRESET.yaml] how fast this machine and the engine are
     ramstream doctor              what stops or slows training here, and what mends it
 
@@ -503,7 +503,7 @@ def _trace_arguments(commands: _Commands) -> None:
 def _eval_arguments(commands: _Commands) -> None:
     evaluate = commands.add_parser(
         "eval",
-        help="the trained model beside the one before training, on the run's validation rows and "
+        help="the trained model beside its base model, on the run's validation rows and "
         "on tasks of lm-evaluation-harness",
     )
     command_arguments.eval_arguments(evaluate)

@@ -1,6 +1,4 @@
-"""The weights that can answer: those of a run, of its export, of a folder, and the model before
-training.
-"""
+"""The weights that can answer: those of a run, of its export, of a folder, and the base model."""
 
 from __future__ import annotations
 

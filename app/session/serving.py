@@ -1,9 +1,9 @@
 """The run whose model this server answers with to clients of OpenAI's API.
 
 One run is served at a time, under two names: its own for the trained weights, and another for the
-model before training. The trained weights are loaded at the start, and those before training when
-they are first asked for. Where both do not fit in memory together, the weights that are asked for
-take the place of the others once these have finished their answers.
+base model. The trained weights are loaded at the start, and those of the base model when they are
+first asked for. Where both do not fit in memory together, the weights that are asked for take the
+place of the others once these have finished their answers.
 
 A run that begins or goes on needs the memory: serving ends then.
 """

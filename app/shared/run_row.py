@@ -191,8 +191,8 @@ def _answered(sparkline: Sparkline) -> dict[str, str]:
 
 
 def _evaluated(found: EvaluationSummary) -> dict[str, str]:
-    """Returns the loss, the right answers and the results of tasks, before training and after, as
-    in 6.073 → 0.111.
+    """Returns the loss, the right answers and the results of tasks, of the base model and the
+    trained one, as in 6.073 → 0.111.
     """
     tasks = [f"{one.name.partition(':')[0]} {_both(one, in_digits)}" for one in found.tasks]
     return {

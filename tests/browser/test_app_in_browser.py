@@ -103,7 +103,8 @@ def test_the_whole_job(page, context, server):
     expect(evaluate).to_contain_text("Evaluated Whole job.")
     loss = page.locator(".rs-figures tbody tr").first
     expect(loss.get_by_role("rowheader")).to_contain_text("Validation loss")
-    expect(loss.locator("[data-label=Difference]")).to_have_text(re.compile("^−.*better · 95 %: −"))
+    expect(loss.locator("[data-label=Difference]")).to_have_text(re.compile("^−.*better$"))
+    expect(page.locator("[data-field=helped-word]")).to_have_text("Yes")
     vote = page.locator("[data-part=blind] [data-place=right]")
     expect(page.locator("[data-part=side-by-side]")).to_be_hidden()
     vote.focus()
@@ -146,7 +147,7 @@ def test_the_whole_job(page, context, server):
     card.get_by_role("button", name="Chat").click()
     expect(page.locator(".rs-chat select[name=run]")).to_have_value(run_id)
     expect(page.locator(".rs-chat").get_by_label("Weights")).to_have_value("best-60")
-    page.locator(".rs-chat").get_by_label("Compare with the model before training").uncheck()
+    page.locator(".rs-chat").get_by_label("Compare with the base model").uncheck()
     page.get_by_text("Sampling").click()
     page.locator(".rs-chat").get_by_label("Longest answer").fill("24")
     page.locator(".rs-chat").get_by_label("Temperature").fill("0")

@@ -71,7 +71,7 @@ def test_an_overfitting_run_takes_home_its_best_and_says_so(blank, server, tmp_p
     open_view(page, "chat")
     chat = page.locator(".rs-chat")
     expect(chat.get_by_label("Weights")).to_have_value(f"best-{best}")
-    chat.get_by_label("Compare with the model before training").uncheck()
+    chat.get_by_label("Compare with the base model").uncheck()
     page.get_by_text("Sampling:").click()
     chat.get_by_label("Longest answer (tokens)").fill(str(TOKENS))
     chat.get_by_label("Temperature").fill("0")

@@ -1,1 +1,1 @@
-"""Chat: messages to the model before training and to the tuned one."""
+"""Chat: messages to the base model and to the trained one."""

@@ -1,4 +1,4 @@
-// Chat: the model before training and the tuned one get the same messages. The server keeps
+// Chat: the base model and the trained one get the same messages. The server keeps
 // the chat itself.
 
 import { copyText, el, field, send, setText } from "../../shared/dom.js";
@@ -439,7 +439,7 @@ export class Chat {
         nodes.copy.hidden = !answer.text || answer.state === "writing";
         nodes.copy.setAttribute(
             "aria-label",
-            `Copy the answer ${side === "base" ? "before training" : "of the tuned model"}`,
+            `Copy the answer of the ${side === "base" ? "base" : "trained"} model`,
         );
     }
 

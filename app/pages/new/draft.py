@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import sys
 import threading
@@ -19,9 +18,10 @@ from typing import Any
 import msgspec
 
 from app.form.settings_form import Setting, settings, shown_values
+from app.shared.run_names import name_of_start
 from engine import safe_files
 from engine.errors import ConfigError, RunError
-from engine.runs.record.run_folder import BEST_FOLDER, CONFIG_FILE, RunFolder, open_run
+from engine.runs.record.run_folder import CONFIG_FILE, RunFolder, open_run
 from engine.runs.summaries.names import shown_name
 from engine.training.checkpoints.saved_on_disk import saved_steps
 
@@ -171,14 +171,7 @@ def continues_from(shown: Mapping[str, Any]) -> str:
     """Returns the name of the run whose weights the form starts from, or of a folder that is of no
     run; empty for a form that starts from its model.
     """
-    place = str(shown["model.start_from"] or "").strip()
-    if not place:
-        return ""
-    path = Path(os.path.expanduser(place))  # noqa: PTH111  it raises nothing
-    of_run = path.parent.parent if path.parent.name in ("checkpoints", BEST_FOLDER) else path
-    with contextlib.suppress(ValueError):  # a text that is no path
-        return shown_name(RunFolder(of_run)) or place
-    return place
+    return name_of_start(str(shown["model.start_from"] or ""))
 
 
 def _refuse_without_weights(folder: RunFolder) -> None:

@@ -9,7 +9,7 @@ export class Answers {
     }
 
     // about: a tooltip of the caption.
-    show({ title, caption, about, rows, is_absent }, run) {
+    show({ title, caption, about, began_with: beganWith, rows, is_absent }, run) {
         const { root } = this;
         root.hidden = is_absent;
         const over = root.querySelector('[data-part="answers-over-time"]');
@@ -19,6 +19,7 @@ export class Answers {
         const under = field(root, "answers-caption");
         setText(under, caption);
         under.title = about;
+        setText(field(root, "began-with"), beganWith);
         setText(field(root, "answers-now"), title.startsWith("Before") ? "After" : "Now");
         root.querySelector("tbody").replaceChildren(...rows.map(answerRow));
     }
@@ -30,5 +31,11 @@ function answerRow({ prompt, expected, rejected, before, now, is_right: isRight 
     const latest = el("td", { "data-label": "Now", "data-right": isRight ?? null }, now ?? "–");
     latest.dataset.right = isRight ?? "";
     if (isRight === false) latest.append(el("small", {}, `expected: ${expected}`));
-    return el("tr", {}, asked, el("td", { "data-label": "Before" }, before ?? "–"), latest);
+    return el(
+        "tr",
+        {},
+        asked,
+        el("td", { "data-label": "Before training" }, before ?? "–"),
+        latest,
+    );
 }

@@ -15,10 +15,12 @@ SHOWN_GOING, SHOWN_OVER = 3, 5
 ABOUT = "Answers take at most 2 % of the run’s time; where they would take more, they are left out."
 
 
-def answers(snapshot: RunSnapshot, is_over: bool, is_awaited: bool = False) -> dict[str, Any]:
+def answers(
+    snapshot: RunSnapshot, is_over: bool, is_awaited: bool = False, began_with: str = ""
+) -> dict[str, Any]:
     """Returns a row for each prompt, with its answer before training and now; `is_right` is None
     where the expected answer is not known. It `is_absent` where nothing was asked, unless the first
-    answers are awaited.
+    answers are awaited. `began_with` names the run that this one continues, if it does.
     """
     after = _of_moment(snapshot, "after")
     most = SHOWN_OVER if is_over else SHOWN_GOING
@@ -30,6 +32,7 @@ def answers(snapshot: RunSnapshot, is_over: bool, is_awaited: bool = False) -> d
         "title": "Before and after training" if is_over else "What it answers now",
         "caption": _score(after) if after is not None else _when(snapshot, step, is_over),
         "about": "" if is_over else ABOUT,
+        "began_with": f"weights of {began_with}" if began_with else "",
         "rows": rows[:most],
         "is_absent": not rows and not is_awaited,
     }

@@ -1,4 +1,4 @@
-// Evaluate: the trained model beside the one before training. Starts the job, and shows its figures
+// Evaluate: the trained model beside its base model. Starts the job, and shows its figures
 // and the answers side by side.
 
 import { copyText, el, field, send, setText } from "../../shared/dom.js";
@@ -8,7 +8,7 @@ import { commandRow } from "./settings_view.js";
 
 const LONGEST = 240; // characters of an answer in the table
 const AGAIN = 3000; // ms after which it is asked whether what stands against evaluating is over
-const NOTHING = "Not evaluated yet. The trained model is put beside the model before training.";
+const NOTHING = "Not evaluated yet. The trained model is put beside its base model.";
 
 export class EvaluateView {
     constructor(root) {
@@ -48,7 +48,7 @@ export class EvaluateView {
         this.report("");
         this.votes.show(null);
         this.part("side-by-side").hidden = true;
-        this.showFigures({ figures: [], caption: "", note: "", problem: "" });
+        this.showFigures({ helped: null, figures: [], caption: "", note: "", problem: "" });
     }
 
     // Reads what is known: again when the state of the run has changed, and again and again while
@@ -102,7 +102,12 @@ export class EvaluateView {
         this.showAnswers(details.answers);
     }
 
-    showFigures({ figures, caption, note, problem }) {
+    showFigures({ helped, figures, caption, note, problem }) {
+        const answer = this.part("helped");
+        answer.hidden = !helped;
+        answer.dataset.tone = helped?.tone ?? "";
+        setText(field(answer, "helped-word"), helped?.word ?? "");
+        setText(field(answer, "helped-text"), helped?.text ?? "");
         setText(field(this.root, "figures-caption"), figures.length ? caption : NOTHING);
         setText(field(this.root, "figures-note"), note);
         setText(field(this.root, "figures-problem"), problem);
@@ -258,15 +263,15 @@ function taskItem({ name, about, time }, isChosen) {
 
 function figureRow({ name, about, base, trained, difference, interval, word, tone }) {
     const change = el("td", { "data-label": "Difference", "data-tone": tone }, difference);
-    const under = [word, interval].filter(Boolean).join(" · ");
-    if (under) change.append(el("small", {}, under));
+    if (word) change.append(el("small", {}, word));
     return el(
         "tr",
         {},
         el("th", { scope: "row" }, name, el("small", {}, about)),
-        el("td", { "data-label": "Before training" }, base),
+        el("td", { "data-label": "Base model" }, base),
         el("td", { "data-label": "Trained" }, trained),
         change,
+        el("td", { "data-label": "95 % interval" }, interval || "–"),
     );
 }
 
@@ -291,7 +296,7 @@ function shortened(text) {
 
 function answersRow({ prompt, expected, preferred, ...of }) {
     const cells = [
-        ["base", "Before training", of.is_base_right],
+        ["base", "Base model", of.is_base_right],
         ["trained", "Trained", of.is_trained_right],
     ].map(([side, label, isRight]) => {
         const cell = el("td", { "data-label": label }, ...shortened(of[side] || "(nothing)"));

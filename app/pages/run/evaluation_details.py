@@ -1,5 +1,5 @@
 """What the view Evaluate shows of a run: what can be evaluated and how long it takes, the figures
-of the model before training and of the trained one, and their answers side by side.
+of the base model and of the trained one, and their answers side by side.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from app.labels import in_digits, in_loss, in_share, in_time
+from app.pages.run.did_it_help import did_it_help
+from app.shared.run_names import name_of_start
 from engine import safe_files
 from engine.config.export_choice import ExportFrom
+from engine.config.settings import TrainConfig
 from engine.errors import RamstreamError
 from engine.paths import program_command
+from engine.runs.record.evaluations import FEWEST_ROWS
 from engine.runs.record.run_folder import RunFolder
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.benchmark_results import read_benchmarks
@@ -44,7 +48,7 @@ _WHOSE = {
     "export": "Exported model",
     "best": "Best model",
     "last": "Newest weights",
-    "base": "Model before training",
+    "base": "Base model",
 }
 
 
@@ -55,10 +59,11 @@ def evaluation_details(
     is_under_way: bool,
     limit: int | None,
 ) -> dict[str, Any]:
-    """Returns the `form`, the `figures` with their `caption` and `note`, and the `answers`, which
-    are None where there are none. `unfinished` says how much of an evaluation that was broken off
-    is done, unless it `is_under_way`; `problem` says what cannot be read. The times of tasks are
-    those of `limit` samples or, without it, of as many as were asked before.
+    """Returns the `form`, whether training `helped`, the `figures` with their `caption` and `note`,
+    and the `answers`; each is None or empty where there is none. `unfinished` says how much of an
+    evaluation that was broken off is done, unless it `is_under_way`; `problem` says what cannot be
+    read. The times of tasks are those of `limit` samples or, without it, of as many as were asked
+    before.
     """
     found = read_evaluations(folder.path)
     benchmarks = read_benchmarks(folder.path)
@@ -74,16 +79,33 @@ def evaluation_details(
     form = _form(folder, snapshot, latest, answered, is_paused_here)
     asked = form["chosen"]["limit"] if limit is None else limit
     pace = FORWARD * _speed(snapshot)
+    note = "" if of_rows is None else of_rows.began.note
+    helped = did_it_help(figures, _value)
     return {
         "form": form | {"goes_on": is_broken_off, "tasks": _tasks(answered, pace, asked or None)},
+        "helped": None if helped is None else vars(helped),
         "figures": [figure_row(figure) for figure in figures[:MOST_ROWS]],
         "caption": "" if of_rows is None else _caption(of_rows),
-        "note": "" if of_rows is None else of_rows.began.note,
+        "note": " ".join(filter(None, (_began_with(folder), note))),
         "unfinished": _unfinished(latest) if latest is not None and is_broken_off else "",
         "answers": None if answered is None else _answers(answered),
         "problem": " ".join(filter(None, problems)),
         "command": {"label": "Without a browser", "text": _command(folder)},
     }
+
+
+def _began_with(folder: RunFolder) -> str:
+    """Returns a sentence where the run did not begin with its base model, so that *before training*
+    elsewhere is of other weights.
+    """
+    config = _config(folder)
+    began = "" if config is None else name_of_start(config.model.start_from or "")
+    if config is None or not began:
+        return ""
+    return (
+        f"The base model is {config.model.source}. This run began with the weights of {began}, "
+        "which “before training” in Overview is about."
+    )
 
 
 def _newest(found: Evaluations, has: Callable[[Evaluation], bool]) -> Evaluation | None:
@@ -161,10 +183,16 @@ def _weights(folder: RunFolder, exported: int | None) -> list[dict[str, str]]:
 
 
 def _export_from(folder: RunFolder) -> ExportFrom:
+    config = _config(folder)
+    return "last" if config is None else config.output.export_from
+
+
+def _config(folder: RunFolder) -> TrainConfig | None:
+    """Returns the settings, or None if they do not load."""
     try:
-        return folder.config.output.export_from
+        return folder.config
     except RamstreamError:
-        return "last"
+        return None
 
 
 def _speed(snapshot: RunSnapshot) -> float:
@@ -219,7 +247,7 @@ def figure_row(figure: Figure) -> dict[str, str]:
     interval = figure.interval
     between = ""
     if interval is not None:
-        between = f"95 %: {_signed(figure, interval.low)} to {_signed(figure, interval.high)}"
+        between = f"{_signed(figure, interval.low)} to {_signed(figure, interval.high)}"
     return {
         "name": figure.name,
         "about": ", ".join(filter(None, (count, figure.how))),
@@ -233,8 +261,11 @@ def figure_row(figure: Figure) -> dict[str, str]:
 
 
 def _word(figure: Figure) -> str:
-    if figure.interval is None or figure.higher_is_better is None:
+    if figure.difference is None or figure.higher_is_better is None:
         return ""
+    if figure.interval is None:
+        is_few = figure.count is not None and figure.count < FEWEST_ROWS
+        return f"too few {figure.of} to tell" if is_few else ""
     return {True: "better", False: "worse", None: "within chance"}[figure.is_better]
 
 
@@ -337,7 +368,7 @@ def _open_row(latest: Evaluation, pair: Pair) -> dict[str, Any]:
 def _counted(count: Tally) -> str:
     """Returns what the votes say."""
     sentence = (
-        f"You preferred the trained model {_times(count.trained)}, the one before training "
+        f"You preferred the trained model {_times(count.trained)}, the base model "
         f"{_times(count.base)}, and neither {_times(count.same)}."
     )
     return f"{sentence} {count.left:,} were not voted on." if count.left else sentence

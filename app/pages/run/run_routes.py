@@ -15,7 +15,7 @@ GET  /api/runs/RUN/room?folder=FOLDER
 GET  /api/runs/RUN/file?folder=FOLDER&name=NAME
     A file of an exported folder of the run, as a download.
 GET  /api/runs/RUN/evaluation?limit=COUNT
-    What its model was found to do beside its model before training, and what can be evaluated.
+    What its model was found to do beside its base model, and what can be evaluated.
 POST /api/runs/RUN/evaluate {validation, answers, blind, tasks, own, limit, chat, programs, weights}
     Starts the job that evaluates the run.
 POST /api/runs/RUN/evaluation/vote {evaluation, prompt, place}

@@ -31,6 +31,7 @@ from app.session.session import Session
 from app.shared.charts.axes import Axis
 from app.shared.charts.drawing import is_empty, write_empty
 from app.shared.run_bar import ShownRun, run_bar
+from app.shared.run_names import name_of_start
 from app.verdict.judge import verdict
 from engine.config.export_choice import ExportFrom
 from engine.config.settings import TrainConfig
@@ -282,7 +283,13 @@ class Watch:
         latest = answered[-1].step if answered else None
         matches, evals = len(snapshot.exact_matches), snapshot.evals.count
         made_of = (is_over, is_awaited, snapshot.sessions, matches, evals, len(answered), latest)
-        self._keep("answers", None, made_of, lambda: answers(snapshot, is_over, is_awaited))
+        began_with = name_of_start("" if config is None else config.model.start_from or "")
+        self._keep(
+            "answers",
+            None,
+            (*made_of, began_with),
+            lambda: answers(snapshot, is_over, is_awaited, began_with),
+        )
 
     def _keep(
         self, name: str, axis: Axis | None, made_of: Hashable, build: Callable[[], dict[str, Any]]

@@ -11,7 +11,7 @@ const WIDTH = 96,
 const PIN = "M9 3h6M10 3v6l-3 5h10l-3-5V3M12 14v7";
 
 const UNKNOWN = "–";
-const BOTH = "before training → trained";
+const BOTH = "base model → trained";
 
 const LABELS = {
     resume: "Resume",

@@ -1,7 +1,7 @@
 """Routes of OpenAI's API, which clients use with the key. Errors have the form of that API.
 
 GET  /v1/models, /v1/models/MODEL
-    The names of the run that is served: its own, and that of its model before training.
+    The names of the run that is served: its own, and that of its base model.
 POST /v1/chat/completions
     The next message of a conversation.
 POST /v1/completions

@@ -117,7 +117,7 @@ function linesOf({ models, key }) {
         { label: "Base URL", text: base },
         { label: "API key", text: key },
         { label: "Model", text: trained },
-        { label: "Model before training", text: before },
+        { label: "Base model", text: before },
         { label: "Python (openai)", text: python(base, key, trained) },
         { label: "curl", text: curl(base, key, trained) },
     ];

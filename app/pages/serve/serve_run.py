@@ -29,4 +29,4 @@ async def serve_run(serving: Serving, run_id: str, url: str, key: ApiKey) -> Non
     trained, before = served.names().values()
     print(f"Base URL  {url}v1")
     print(f"API key   {text if sys.stdout.isatty() else f'in {key.path}'}")
-    print(f"Model     {trained} (before training: {before})", flush=True)
+    print(f"Model     {trained} (base model: {before})", flush=True)

@@ -19,7 +19,7 @@ from engine.runs.summaries.lines_file import append_lines, read_lines
 RESULTS_FILE = "benchmarks.jsonl"
 
 WhichWeights = Literal["export", "best", "last", "base"]
-"""Weights of a run; `base` are those of its model before training."""
+"""Weights of a run; `base` are those of its base model."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class BenchmarkResult:
     """Number of samples."""
     weights: WhichWeights
     step: int | None
-    """Step of the weights; None for those before training, and if the record does not have it."""
+    """Step of the weights; None for the base model, and if the record does not have it."""
     dtype: str
     """Dtype of the computation."""
     chat: bool

@@ -1,5 +1,5 @@
-"""The figures of an evaluation: the model before training, the trained one, and the difference with
-its 95 % interval. All functions are pure.
+"""The figures of an evaluation: the base model, the trained one, and the difference with its 95 %
+interval. All functions are pure.
 
 Both sides see the same rows, prompts or samples, so their differences are taken one by one. The
 interval of a mean is normal, from the standard error of these differences (Miller, arXiv
@@ -114,7 +114,7 @@ def figures_of(evaluations: Evaluations, step: int | None) -> list[Figure]:
 
 def benchmark_figures(results: Sequence[BenchmarkResult]) -> list[Figure]:
     """Returns a figure for each metric of each task that was asked of a trained model, the latest
-    first, beside the same of the model before training.
+    first, beside the same of the base model.
     """
     known = latest(results)
     bases = {_asked(one): one for one in known if one.weights == "base"}

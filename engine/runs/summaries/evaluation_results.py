@@ -1,4 +1,4 @@
-"""What a run's model was found to do beside its model before training: ``evaluations.jsonl`` in the
+"""What a run's model was found to do beside its base model: ``evaluations.jsonl`` in the
 run's folder.
 
 An evaluation consists of parts, such as the loss of one side. Each is a line that is written when
@@ -26,7 +26,7 @@ LOSS, MATCHED, ANSWERED = OF_ROWS = ("(loss)", "(matched)", "(answered)")
 """Parts of an evaluation that are about validation rows; others have the name of a task."""
 
 Side = Literal["base", "trained"]
-"""The model before training, or the trained one."""
+"""The base model, or the trained one."""
 Preferred = Literal["base", "trained", "same"]
 
 
@@ -58,7 +58,7 @@ class Wanted(Struct, frozen=True):
     most_tokens: int | None = None
     """Tokens of a row of a task at most; None leaves that to the model."""
     with_base: bool = True
-    """The model before training is evaluated, too."""
+    """The base model is evaluated, too."""
 
 
 class Began(Struct, tag="began", frozen=True):

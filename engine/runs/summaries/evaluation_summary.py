@@ -18,7 +18,7 @@ from engine.runs.summaries.evaluation_results import read_evaluations
 
 @dataclass(frozen=True)
 class EvaluationSummary:
-    """The latest figures of a run's trained model, beside the model before training."""
+    """The latest figures of a run's trained model, beside its base model."""
 
     loss: Figure | None = None
     right: Figure | None = None

@@ -89,7 +89,7 @@ def folder_of(folder: str, label: str = "") -> Source:
 
 TOGETHER, IN_TURN = "together", "in_turn"
 ADVICE = "close other programs or stop a run that is paused"
-_NO_BASE = ", or leave the model before training out"
+_NO_BASE = ", or leave the base model out"
 
 
 def how_they_fit(sources: list[Source], free: tuple[int, int | None] | None = None) -> str:

@@ -19,9 +19,9 @@ Message = dict[str, str]
 class Source:
     """Weights to load.
 
-    Its `kind` is `base` (the weights with which the run of `config` began), `checkpoint` (the one
-    of `step` in run `run_id`, or the newest if `step` is None), `best` (the best weights that this
-    run has kept) or `folder` (a Hugging Face folder, which `config` names).
+    Its `kind` is `base` (the model that the run of `config` names, as it was published),
+    `checkpoint` (the one of `step` in run `run_id`, or the newest if `step` is None), `best` (the
+    best weights that this run has kept) or `folder` (a Hugging Face folder, which `config` names).
     """
 
     kind: str
@@ -33,11 +33,13 @@ class Source:
 
 
 def base_of(config: TrainConfig) -> Source:
-    """Returns a source for a run's model as it was before the first step."""
+    """Returns a source for a run's base model: the one that its settings name, as no run has
+    trained it. A run that continues another one began with other weights.
+    """
     what = config.model.source
     if config.model.init != "pretrained":
         what += ", random weights"
-    return Source("base", f"Before training: {what}", config)
+    return Source("base", f"Base model: {what}", config)
 
 
 def checkpoint_of(

@@ -195,7 +195,7 @@ def eval_arguments(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "--no-base",
         action="store_true",
-        help="leave out the model before training, which is evaluated beside the trained one",
+        help="leave out the base model, which is evaluated beside the trained one",
     )
     evaluate.add_argument(
         "--include",

@@ -1,4 +1,4 @@
-"""The command `launch.py eval`: a run's trained model beside its model before training."""
+"""The command `launch.py eval`: a run's trained model beside its base model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluates a run: its trained model beside its model before training, on the run's own validation
+"""Evaluates a run: its trained model beside its base model, on the run's own validation
 rows and on tasks of lm-evaluation-harness.
 
 One side is loaded after the other. Each part is kept in the run's folder when it is done, so that
@@ -194,7 +194,7 @@ def _lent(folder: RunFolder, lent: PausedCalls) -> _Chosen:
 
 
 def _base(folder: RunFolder, dtype: str) -> _Chosen:
-    """Returns the weights before training, in the dtype of the trained ones."""
+    """Returns the weights of the base model, in the dtype of the trained ones."""
     config = folder.config.with_values({"model.dtype": dtype})
     return _Chosen(base_of(config), MeasuredWeights("base", None, dtype))
 
@@ -256,7 +256,7 @@ def _changed(folder: RunFolder, fingerprint: str) -> str:
 def _evaluate(work: _Work, side: Side) -> None:
     """Does the parts of one side that are missing."""
     chosen = work.chosen if side == "trained" else _base(work.folder, work.chosen.measured.dtype)
-    name = "Before training" if side == "base" else "Trained"
+    name = "Base model" if side == "base" else "Trained"
 
     def progress(done: float, total: float, message: str = "") -> None:
         lower = f"{message[:1].lower()}{message[1:]}"

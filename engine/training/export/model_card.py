@@ -133,7 +133,7 @@ class Exported:
     step: int
     dtype: str
     benchmarks: Sequence[BenchmarkResult] = ()
-    """Benchmarks of these weights and of those before training; empty where there are none."""
+    """Benchmarks of these weights and of the base model; empty where there are none."""
     is_adapter: bool = False
     """An adapter was written, without its base model."""
     whole_class: str = ""
@@ -141,7 +141,7 @@ class Exported:
     ends: Sequence[str] = ()
     """Tokens that were trained to end an answer."""
     figures: Sequence[Figure] = ()
-    """These weights beside those before training; empty where they were not evaluated."""
+    """These weights beside the base model; empty where they were not evaluated."""
 
 
 def model_card(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -> str:
@@ -264,7 +264,7 @@ def _rewards(evals: EvalTable, step: int) -> list[tuple[str, str]]:
 
 
 def _evaluation(figures: Sequence[Figure]) -> str:
-    """Returns the section on the trained model beside the one before training."""
+    """Returns the section on the trained model beside its base model."""
     if not figures:
         return ""
     rows = []
@@ -275,7 +275,7 @@ def _evaluation(figures: Sequence[Figure]) -> str:
         change = "" if one.difference is None else f"{one.difference:+.4f}"
         of = "" if one.count is None else f"{one.count:,} {one.of}"
         rows.append([one.name, _number(one.base), _number(one.trained), change, between, of])
-    heads = ["", "Before training", "Trained", "Difference", "95 % interval", "Of"]
+    heads = ["", "Base model", "Trained", "Difference", "95 % interval", "Of"]
     return (
         f"{_EVALUATION}\n\nBoth models on the validation rows of the run; shares are from 0 to 1."
         f"\n\n{_lines(heads, rows)}"
@@ -283,7 +283,7 @@ def _evaluation(figures: Sequence[Figure]) -> str:
 
 
 def _benchmarks(results: Sequence[BenchmarkResult]) -> str:
-    """Returns the section on benchmarks. Results of the model before training have a column beside
+    """Returns the section on benchmarks. Results of the base model have a column beside
     those of the trained one.
     """
     trained = [one for one in results if one.weights != "base"]
@@ -301,7 +301,7 @@ def _benchmarks(results: Sequence[BenchmarkResult]) -> str:
         before = [_number(bases.get(_asked(one)))] if has_bases else []
         rows.append([*named, value, error, shots, samples, one.dtype, *before])
     heads = ["Task", "Metric", "Value", "Standard error", "Shots", "Samples", "Computed in"]
-    heads += ["Before training"] if has_bases else []
+    heads += ["Base model"] if has_bases else []
     versions = ", ".join(sorted({one.harness for one in trained}))
     return (
         f"{_BENCHMARKS}\n\nlm-evaluation-harness {versions} asked, and Ramstream answered with "

@@ -107,7 +107,7 @@ def test_what_is_done_is_kept_when_it_is_cancelled_and_the_rest_is_done_then(
     shown = evaluation_of(session, trained)
     loss = shown["figures"][0]
     assert (loss["tone"], loss["word"], loss["about"]) == ("good", "better", "16 rows")
-    assert loss["difference"].startswith("−") and loss["interval"].startswith("95 %: −")
+    assert loss["difference"].startswith("−") and loss["interval"].startswith("−")
     assert shown["unfinished"] == "" and shown["caption"].startswith("Best model, step ")
 
     def row():
@@ -133,7 +133,7 @@ def test_votes_are_counted_and_the_sides_are_told_after_the_last(session, traine
         now = post(session, f"/api/runs/{trained.id}/evaluation/vote", vote).json()["answers"]
         assert now["is_hidden"] == (number < 2)
     sentence = now["sentence"]
-    for side, words in (("trained", "the trained model"), ("base", "the one before training")):
+    for side, words in (("trained", "the trained model"), ("base", "the base model")):
         times = {1: "once", 2: "twice"}.get(votes[side], f"{votes[side]} times")
         assert f"{words} {times}" in sentence
     assert "neither 0 times" in sentence
@@ -178,7 +178,7 @@ def test_a_paused_run_lends_its_weights_and_goes_on_at_once(tmp_path, monkeypatc
     assert (found.began.weights, found.began.step) == ("last", followed.snapshot.step)
 
     progress = Job.progress
-    for side in ("Before training: answers", "Trained: validation"):
+    for side in ("Base model: answers", "Trained: validation"):
         reached = threading.Event()
 
         def slow(job, done, total, text="", side=side, reached=reached):

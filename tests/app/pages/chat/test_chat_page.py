@@ -88,7 +88,7 @@ def test_both_answer_and_their_weights_stay_while_the_chat_goes_on(chat, fake):
     assert texts(first) == [{"base": "abc", "tuned": "abc"}]
     assert fake.loaded == ["base", "checkpoint"]
     answers = first["turns"][0]["answers"]
-    assert answers["base"]["weights"].startswith("Before training: ")
+    assert answers["base"]["weights"].startswith("Base model: ")
     assert answers["tuned"]["weights"] == "Tiny, step 20, the newest"
     assert answers["base"]["state"] == "done"
     assert answers["base"]["rate"].endswith("tokens/s")

@@ -72,7 +72,7 @@ def served(tmp_path_factory):
     server = ServingApp(folder, free_port())
     server.start()
     try:
-        wait_for(lambda: "Model     Tiny (before training: Tiny-base)" in server.log(), 60)
+        wait_for(lambda: "Model     Tiny (base model: Tiny-base)" in server.log(), 60)
         # The log is a file, which others may read: it names where the key is.
         key = (server.runs / ".api.key").read_text()
         assert f"in {server.runs / '.api.key'}" in server.log() and key not in server.log()

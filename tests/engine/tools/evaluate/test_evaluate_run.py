@@ -1,4 +1,4 @@
-"""The trained model beside the one before training: which weights are asked, what is found, where
+"""The trained model beside its base model: which weights are asked, what is found, where
 the results go, and what is told where nothing can be asked.
 
 A made harness stands for lm-evaluation-harness, which need not be installed.

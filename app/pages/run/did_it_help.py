@@ -1,0 +1,81 @@
+"""Whether training helped, in a word and its reason, from the figures of the base model and the
+trained one. All functions are pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from app.verdict.few_rows import FEWEST_ROWS
+from app.verdict.findings import Tone
+from engine.runs.summaries.evaluation_figures import AHEAD, LOSS, RIGHT, Figure
+
+ORDER = (RIGHT, AHEAD, LOSS)
+"""Figures of the validation rows, what a person wants most first."""
+YES, NO, UNKNOWN = "Yes", "No", "Cannot tell yet"
+MORE_ROWS = "Set a larger “Validation share” in New, or add a benchmark below."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Whether it helped."""
+
+    word: str
+    tone: Tone
+    text: str
+    """The reason and, where something can be done, what."""
+
+
+def did_it_help(
+    figures: Sequence[Figure], as_text: Callable[[Figure, float | None], str]
+) -> Answer | None:
+    """Returns the answer, or None where nothing was evaluated. `as_text` writes a value of a
+    figure.
+    """
+    if not figures:
+        return None
+    ranked = sorted(figures, key=_rank)
+    known = [each for each in ranked if each.difference is not None]
+    if not known:
+        lacks = "trained" if all(each.trained is None for each in figures) else "base"
+        return Answer(UNKNOWN, "calm", f"The {lacks} model is not evaluated yet.")
+    decided = [each for each in known if each.is_better is not None]
+    if not decided:
+        return _unknown(known)
+    first, *others = decided
+    sentences = [_compared(first, as_text)]
+    against = [each.name for each in others if each.is_better != first.is_better]
+    if against:
+        sentences.append(f"But {'worse' if first.is_better else 'better'}: {', '.join(against)}.")
+    if first.is_better and any(each.name == RIGHT and not each.trained for each in known):
+        sentences.append("No answer is right yet.")
+    if first.is_better:
+        return Answer(YES, "calm" if against else "good", " ".join(sentences))
+    sentences.append("A lower learning rate is the first thing to try.")
+    return Answer(NO, "bad", " ".join(sentences))
+
+
+def _rank(figure: Figure) -> int:
+    return ORDER.index(figure.name) if figure.name in ORDER else len(ORDER)
+
+
+def _compared(figure: Figure, as_text: Callable[[Figure, float | None], str]) -> str:
+    base, trained = as_text(figure, figure.base), as_text(figure, figure.trained)
+    return f"{figure.name}: base model {base}, trained {trained}."
+
+
+def _unknown(known: Sequence[Figure]) -> Answer:
+    """Returns that the figures of both models do not tell which one is better, and why."""
+    judged = [each for each in known if each.interval is not None]
+    most = max(judged or known, key=lambda each: each.count or 0)
+    count, of = most.count or 0, most.of
+    if judged:
+        text = f"The difference is no larger than chance makes it with {count:,} {of}. {MORE_ROWS}"
+    elif count < FEWEST_ROWS:
+        of_rows = "validation row" if of == "rows" else of.removesuffix("s")
+        few = f"1 {of_rows} is" if count == 1 else f"{count:,} {of_rows}s are"
+        text = f"{few} too few; {FEWEST_ROWS} or more tell. {MORE_ROWS}"
+    else:
+        text = "Both models were evaluated on different rows. Evaluate again."
+    return Answer(UNKNOWN, "calm", text)
