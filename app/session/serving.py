@@ -75,6 +75,9 @@ class Lent:
     def prompt_builder(self) -> Any:
         return self.model.prompt_builder
 
+    def slow_note(self) -> str:
+        return self.model.slow_note()
+
     def answer(self, messages: list[Message], sampling: Sampling) -> Generator[int, None, None]:
         return self.model.answer(messages, sampling)
 
@@ -122,11 +125,16 @@ class Serving:
             "loading": job.to_dict() if job is not None and is_loading else None,
             "asked": sum(model.asked for model in self._models.values()),
             "note": self._ended,
+            "slow": self.slow_note(),
         }
 
     def served(self) -> Served | None:
         """Returns the run that is served, if there is one."""
         return self._served
+
+    def slow_note(self) -> str:
+        """Returns a sentence where what is served answers without a cache, else ""."""
+        return next(filter(None, (model.slow_note() for model in self._models.values())), "")
 
     # ------------------------------------------------------------------ start and end
 

@@ -13,10 +13,12 @@ from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.device.cuda_backend import CudaBackend
 from engine.runtime.sampling.answers import AnswerLimits
 from engine.runtime.sampling.drawing import Drawing
+from engine.runtime.sampling.kv_cache import CacheCost, NoCache
 from tests.support.tiny import FAMILIES, VOCAB, plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.gpu
 
+NOT_TO_BE_USED = NoCache("it is not to be used")
 PROMPTS = [
     [5, 9, 11],
     [7, 3, 8, 20, 33, 4, 50],
@@ -36,15 +38,16 @@ def test_every_way_of_decoding_gives_the_same_answers(family, dtype):
     run = streamed(
         plain, PlanChoices().changed(blocks_kept_in_slots=3), backend=CudaBackend(), dtype=dtype
     )
-    assert run.sampler.rows_cost is not None and run.sampler.cache_cost is not None
+    assert isinstance(run.sampler.rows_cost, CacheCost)
+    assert isinstance(run.sampler.cache_cost, CacheCost)
     drawing = Drawing(0.8, top_p=0.9, min_p=0.02)
     answers = {}
     for way in ("recorded", "rows", "groups", "uncached"):
         known = vars(run.sampler)
         if way == "groups":
-            known["rows_cost"] = None
+            known["rows_cost"] = NOT_TO_BE_USED
         if way == "uncached":
-            known["cache_cost"] = None
+            known["cache_cost"] = NOT_TO_BE_USED
         with run.sampler.decoding() as decoding:
             if way == "rows":
                 decoding._decoder._can_record = False
@@ -108,7 +111,7 @@ def test_a_cache_that_runs_out_of_device_memory_costs_no_answer(monkeypatch):
     prompt = np.random.default_rng(0).integers(3, VOCAB, 2000).tolist()
     backend = CudaBackend()
     run = streamed(plain, PlanChoices(), backend=backend)
-    vars(run.sampler)["rows_cost"] = None  # this is about the model's own cache
+    vars(run.sampler)["rows_cost"] = NOT_TO_BE_USED  # this is about the model's own cache
     expected = run.sampler.generate([prompt], AnswerLimits(3, set()))
     needs = {}
     for name, job in {

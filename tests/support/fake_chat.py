@@ -19,6 +19,9 @@ class FakeChatEngine:
         self.engine, self.label, self.source = engine, source.label, source
         self.prompt_builder = SimpleNamespace(text=lambda ids: "".join(LETTERS[i] for i in ids))
 
+    def slow_note(self):
+        return self.engine.slow
+
     def answer(self, messages, sampling):
         self.engine.heard.append((self.source.kind, messages))
         if messages[-1]["content"] == "too long":
@@ -38,6 +41,7 @@ class FakeServedModel:
     def __init__(self, chat_engine):
         self.label, self.held_bytes = chat_engine.label, chat_engine.held_bytes
         self.chat_engine, self.asked, self.is_closed = chat_engine, 0, False
+        self.slow_note = chat_engine.slow_note
 
     def close(self):
         self.is_closed = True
@@ -52,6 +56,7 @@ class FakeChatCalls:
 
     def __init__(self):
         self.loaded, self.loads, self.heard, self.gate, self.most = [], [], [], None, 9
+        self.slow = ""
 
     def fit_together(self, sources):
         free = self.most - len(self.loaded)

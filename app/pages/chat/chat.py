@@ -98,6 +98,7 @@ class Chat:
                 "loaded": self._loaded.labels(),
                 "held": in_bytes(held) if held else "",
                 "lent": self._loaded.are_lent(),
+                "slow": self._loaded.slow_note(),
                 "first": first,
                 "turns": [turn.to_dict() for turn in self._turns[first:]],
             }

@@ -24,6 +24,7 @@ class LoadedWeights:
         self._changing = changing
         self._chat_engines: dict[str, ChatEngine] = {}
         self._sources: dict[str, Source] = {}
+        self._slow_notes: dict[str, str] = {}
 
     def labels(self) -> list[str]:
         """Returns the names of the weights in memory."""
@@ -36,6 +37,10 @@ class LoadedWeights:
     def are_lent(self) -> bool:
         """Returns whether all weights are those that are served to other programs."""
         return all(isinstance(each, Lent) for each in self._chat_engines.values())
+
+    def slow_note(self) -> str:
+        """Returns a sentence where weights in memory answer without a cache, else ""."""
+        return next(filter(None, self._slow_notes.values()), "")
 
     def has(self, side: str) -> bool:
         """Returns whether the weights of `side` are in memory."""
@@ -93,11 +98,17 @@ class LoadedWeights:
         for side in sides:
             with self._changing():
                 chat_engine = self._chat_engines.pop(side)
-                del self._sources[side]
+                del self._sources[side], self._slow_notes[side]
             chat_engine.close()
 
     def keep(self, side: str, source: Source, chat_engine: ChatEngine) -> None:
-        """Uses weights in memory for `side`."""
+        """Uses weights in memory for `side`. Their cache is tried."""
+        try:
+            slow_note = chat_engine.slow_note()
+        except BaseException:
+            chat_engine.close()
+            raise
         with self._changing():
+            self._slow_notes[side] = slow_note
             self._chat_engines[side] = chat_engine
             self._sources[side] = source

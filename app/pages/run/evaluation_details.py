@@ -79,7 +79,8 @@ def evaluation_details(
     form = _form(folder, snapshot, latest, answered, is_paused_here)
     asked = form["chosen"]["limit"] if limit is None else limit
     pace = FORWARD * _speed(snapshot)
-    note = "" if of_rows is None else of_rows.began.note
+    told = of_rows or latest  # tasks may have been asked alone
+    note = "" if told is None else told.note
     helped = did_it_help(figures, _value)
     return {
         "form": form | {"goes_on": is_broken_off, "tasks": _tasks(answered, pace, asked or None)},

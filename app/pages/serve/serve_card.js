@@ -99,15 +99,15 @@ export class ServeCard {
     }
 }
 
-function about({ run_id, name, asked, note }, isOurs) {
+function about({ run_id, name, asked, note, slow }, isOurs) {
     if (!isOurs && run_id)
         return `${name} is served at the moment. Serving this run takes its place.`;
     if (!isOurs)
         return (
             note || "Any program that speaks OpenAI's API can talk to this run, without an export."
         );
-    if (!asked) return "Serving. No answer is under way.";
-    return `Serving. ${asked} ${asked === 1 ? "answer is" : "answers are"} under way.`;
+    const answers = asked > 1 ? `${asked} answers are` : `${asked || "No"} answer is`;
+    return `Serving. ${answers} under way. ${slow}`.trim();
 }
 
 function linesOf({ models, key }) {

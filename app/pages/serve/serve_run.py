@@ -30,3 +30,5 @@ async def serve_run(serving: Serving, run_id: str, url: str, key: ApiKey) -> Non
     print(f"Base URL  {url}v1")
     print(f"API key   {text if sys.stdout.isatty() else f'in {key.path}'}")
     print(f"Model     {trained} (base model: {before})", flush=True)
+    if serving.slow_note():
+        print(serving.slow_note(), flush=True)

@@ -133,6 +133,13 @@ class TaskDone(Struct, tag="task", frozen=True):
     task: str
 
 
+class Noted(Struct, tag="noted", frozen=True):
+    """What a person should know of how the answers are drawn, in one sentence."""
+
+    id: str
+    text: str
+
+
 class Voted(Struct, tag="voted", frozen=True):
     """A person preferred an answer to a prompt, whose number counts from 0."""
 
@@ -160,6 +167,7 @@ Line = (
     | AnswersMatched
     | PromptsAnswered
     | TaskDone
+    | Noted
     | Voted
     | Revealed
     | Ended
@@ -178,6 +186,8 @@ class Evaluation:
     matched: dict[Side, AnswersMatched] = field(default_factory=dict)
     answered: dict[Side, PromptsAnswered] = field(default_factory=dict)
     tasks: set[tuple[Side, str]] = field(default_factory=set)
+    noted: str = ""
+    """One sentence on how the answers are drawn."""
     votes: dict[int, Preferred] = field(default_factory=dict)
     is_revealed: bool = False
     is_over: bool = False
@@ -187,6 +197,11 @@ class Evaluation:
     def sides(self) -> tuple[Side, ...]:
         """The sides that are evaluated, in order."""
         return ("base", "trained") if self.began.wanted.with_base else ("trained",)
+
+    @property
+    def note(self) -> str:
+        """What a person should know of its rows and of how answers are drawn."""
+        return " ".join(filter(None, (self.began.note, self.noted)))
 
     @property
     def is_hidden(self) -> bool:
@@ -225,6 +240,8 @@ class Evaluation:
             self.answered[line.side] = line
         elif isinstance(line, TaskDone):
             self.tasks.add((line.side, line.task))
+        elif isinstance(line, Noted):
+            self.noted = line.text
         elif isinstance(line, Voted):
             self.votes[line.prompt] = line.preferred
         elif isinstance(line, Revealed):

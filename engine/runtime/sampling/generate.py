@@ -22,7 +22,7 @@ from engine.model.build.pretrained_files import ids_of_end, load_generation_conf
 from engine.runtime.device.graph_recorder import Recorder
 from engine.runtime.sampling.answers import AnswerLimits, Found, Row, SampledToken
 from engine.runtime.sampling.drawing import GREEDY, MOST_TOP_LOGPROBS, Drawing
-from engine.runtime.sampling.kv_cache import CacheCost, try_cache
+from engine.runtime.sampling.kv_cache import CacheCost, NoCache, try_cache
 from engine.runtime.sampling.model_decoders import GroupedDecoder, UncachedDecoder
 from engine.runtime.sampling.rows_cache import try_rows_cache
 from engine.runtime.sampling.static_decoder import StaticDecoder
@@ -131,18 +131,34 @@ class Sampler:
         self.engine = engine
 
     @cached_property
-    def rows_cost(self) -> CacheCost | None:
-        """Memory that a row of a `RowsCache` takes; None where this model's logits with it differ
-        from those without.
-        """
+    def rows_cost(self) -> CacheCost | NoCache:
+        """Memory that a row of a `RowsCache` takes, or why this model cannot use one."""
         return try_rows_cache(self.engine)
 
     @cached_property
-    def cache_cost(self) -> CacheCost | None:
-        """Memory that a row of the model's own cache takes; None where this model's logits with it
-        differ from those without.
-        """
+    def cache_cost(self) -> CacheCost | NoCache:
+        """Memory that a row of the model's own cache takes, or why it cannot be used."""
         return try_cache(self.engine)
+
+    @property
+    def slow_note(self) -> str:
+        """A sentence for people where answers are drawn without a cache; empty elsewhere."""
+        if not isinstance(self.rows_cost, NoCache) or not isinstance(self.cache_cost, NoCache):
+            return ""
+        family = self.engine.model.config.model_type
+        return (
+            f"Answers of {family} models are slow, since every token is computed from all tokens "
+            f"before it: the key-value cache of this model cannot be used ({self.cache_cost.why})."
+        )
+
+    @property
+    def way(self) -> str:
+        """How answers are drawn, in words."""
+        if not isinstance(self.rows_cost, NoCache):
+            return "with one cache for all rows"
+        if not isinstance(self.cache_cost, NoCache):
+            return f"with the caches of the model's own code ({self.rows_cost.why})"
+        return f"without a cache ({self.cache_cost.why})"
 
     @cached_property
     def _recorder(self) -> Recorder | None:
@@ -167,9 +183,9 @@ class Sampler:
     def _decoder(self, looks_ahead: bool) -> Decoder:
         # Half of the free memory is left for the activations of a pass.
         budget = self.engine.backend.free_memory() // 2
-        if self.rows_cost is not None:
+        if not isinstance(self.rows_cost, NoCache):
             return StaticDecoder(self.engine, self.rows_cost, budget, self._recorder, looks_ahead)
-        if self.cache_cost is not None:
+        if not isinstance(self.cache_cost, NoCache):
             return GroupedDecoder(self.engine, self.cache_cost, budget)
         return UncachedDecoder(self.engine)
 

@@ -40,17 +40,34 @@ class CacheCost:
         return self.fixed + self.per_token * tokens
 
 
-def try_cache(engine: StreamingEngine) -> CacheCost | None:
-    """Runs a short row without a cache and with one, at its end one token at a time. Returns None
-    where the logits differ or the model cannot use a cache; its answers are then computed without
-    one.
+@dataclass(frozen=True)
+class NoCache:
+    """A cache that a model cannot use. `why` is a clause in words."""
+
+    why: str
+
+    @staticmethod
+    def after(error: CacheError) -> NoCache:
+        """Returns why a cache failed, according to `error`."""
+        sentence = str(error).rstrip(". !")
+        return NoCache(f"{sentence[:1].lower()}{sentence[1:]}")
+
+
+def too_short_for_a_trial(positions: int) -> NoCache:
+    """Returns why no cache is tried where a row has so few positions."""
+    return NoCache(f"its rows of {positions} tokens are too short to try one")
+
+
+def try_cache(engine: StreamingEngine) -> CacheCost | NoCache:
+    """Runs a short row without a cache and with one, at its end one token at a time. Answers are
+    computed without one where the logits differ or the model cannot use a cache.
     """
     text = engine.model.config.get_text_config()
     longest = getattr(text, "max_position_embeddings", None) or _TRIAL_TOKENS
     length = min(_TRIAL_TOKENS, longest)
     first = length - _TRIAL_STEPS
     if first < 2:
-        return None
+        return too_short_for_a_trial(length)
     # The tokens differ, because a lost token would not be noticed among equal ones.
     row = [int(token) for token in np.linspace(0, text.vocab_size - 1, length + 2)[1:-1]]
     half = first // 2
@@ -63,21 +80,27 @@ def try_cache(engine: StreamingEngine) -> CacheCost | None:
         for token in row[first:]:
             next_logits = engine.cached_logits([np.array([[token]])], caches[:1])
             logits.append(next_logits[0])
-    except CacheError:
-        return None
+    except CacheError as error:
+        return NoCache.after(error)
     truth = engine.last_logits([row[:end] for end in range(first, length + 1)])
-    if not logits_agree(torch.stack(logits), truth, TOLERANCE[engine.model.dtype]):
-        return None
+    found = disagreement(torch.stack(logits), truth, TOLERANCE[engine.model.dtype])
+    if found is not None:
+        return found
     per_token = math.ceil(max(0, whole_bytes - half_bytes) / (first - half))
     return CacheCost(max(0, whole_bytes - first * per_token), per_token)
 
 
-def logits_agree(logits: torch.Tensor, truth: torch.Tensor, tolerance: float) -> bool:
-    """Says whether each row of logits [rows, vocabulary] is close to the truth, relative to its
+def disagreement(logits: torch.Tensor, truth: torch.Tensor, tolerance: float) -> NoCache | None:
+    """Returns None if each row of logits [rows, vocabulary] is close to the truth, relative to its
     spread.
     """
     spread = (truth - truth.mean(-1, keepdim=True)).norm(dim=-1)
-    return bool(((logits - truth).norm(dim=-1) <= tolerance * spread).all())
+    away = (logits - truth).norm(dim=-1)
+    if bool((away <= tolerance * spread).all()):
+        return None
+    share = float((away / spread).max())
+    by = f"{100 * share:.2g} %" if math.isfinite(share) else "no finite number"
+    return NoCache(f"logits with it differ by {by}")
 
 
 def cache_bytes(cache: Any) -> int:

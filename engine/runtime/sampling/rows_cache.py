@@ -21,7 +21,13 @@ from engine.errors import CacheError
 from engine.model.build.attention_rows import CachedRows
 from engine.model.build.library import transformers
 from engine.planning.shape.activation_sizes import DOCUMENTS
-from engine.runtime.sampling.kv_cache import TOLERANCE, CacheCost, logits_agree
+from engine.runtime.sampling.kv_cache import (
+    TOLERANCE,
+    CacheCost,
+    NoCache,
+    disagreement,
+    too_short_for_a_trial,
+)
 from engine.runtime.step.inference_passes import pass_groups
 from engine.runtime.step.streaming_engine import StreamingEngine
 
@@ -172,17 +178,19 @@ def computed_prompts(
     return list(zip(groups, caches, logits))
 
 
-def try_rows_cache(engine: StreamingEngine) -> CacheCost | None:
+def try_rows_cache(engine: StreamingEngine) -> CacheCost | NoCache:
     """Runs two rows of different lengths without a cache, and with a `RowsCache`, at its end one
-    token at a time. Returns what a row takes, or None where the logits differ or the model cannot
-    use such a cache.
+    token at a time. Returns what a row takes, unless the logits differ or the model cannot use such
+    a cache.
     """
     text = engine.model.config.get_text_config()
     longest = getattr(text, "max_position_embeddings", None) or _TRIAL_TOKENS
     length = min(_TRIAL_TOKENS, longest)
     ends = (length - _TRIAL_STEPS, length // 2 - _TRIAL_STEPS + 1)
-    if min(ends) < 2 or text._attn_implementation != DOCUMENTS:
-        return None
+    if min(ends) < 2:
+        return too_short_for_a_trial(length)
+    if text._attn_implementation != DOCUMENTS:
+        return NoCache(f"its attention is {text._attn_implementation}, which has no such cache")
     # The tokens differ, because a lost token would not be noticed among equal ones.
     tokens = [int(token) for token in np.linspace(0, text.vocab_size - 1, length + 4)]
     rows = (tokens[1 : length + 1], tokens[3 : length + 3])
@@ -202,13 +210,14 @@ def try_rows_cache(engine: StreamingEngine) -> CacheCost | None:
             after = engine.next_logits(ids, at, cache.of_model)
             for number in range(2):
                 logits[number].append(after[number])
-    except CacheError:
-        return None
+    except CacheError as error:
+        return NoCache.after(error)
     steps = range(_TRIAL_STEPS + 1)
     truth = engine.last_logits([row[: end + n] for row, end in zip(rows, ends) for n in steps])
     together = torch.stack([each.cpu() for of_row in logits for each in of_row])
-    if not logits_agree(together, truth, TOLERANCE[engine.model.dtype]):
-        return None
+    different = disagreement(together, truth, TOLERANCE[engine.model.dtype])
+    if different is not None:
+        return different
     elements = sum(
         tensor.shape[1] * tensor.shape[3] * tensor.itemsize
         for layer in cache.layers

@@ -33,10 +33,12 @@ def _sampling(figures: dict[str, Any]) -> str:
         ("speed", f"{figures['tokens_per_second']:,.0f} tokens/s in {figures['seconds']:.2f} s"),
         ("a step, in the middle", f"{1e3 * figures['median_step_seconds']:.2f} ms"),
         ("weights", kept),
+        ("drawn", figures["way"]),
     ]
     if figures["peak_device_bytes"]:
         rows.append(("memory of the device", f"peak {in_gib(figures['peak_device_bytes'])}"))
-    return _table(f"Sampling: {figures['job']}", rows)
+    table = _table(f"Sampling: {figures['job']}", rows)
+    return "\n".join(filter(None, (table, figures["slow_note"])))
 
 
 def _table(title: str, rows: list[Row]) -> str:

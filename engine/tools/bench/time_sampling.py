@@ -59,6 +59,8 @@ def time_sampling(planes: Planes, job: SamplingJob) -> dict[str, Any]:
         engine.close()
     return {
         "job": job.text,
+        "way": sampler.way,
+        "slow_note": sampler.slow_note,
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,

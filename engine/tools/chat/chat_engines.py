@@ -53,6 +53,14 @@ class ChatEngine:
         """Whether the weights are those of a paused run, which can be resumed between two calls."""
         return not self.held_bytes
 
+    def slow_note(self) -> str:
+        """Returns a sentence where these weights answer without a cache, else "". No answer may be
+        in progress. Raises the errors of `answer`.
+        """
+        sampler = self.sampler()
+        with self._memory_in_words():
+            return self.call(lambda: sampler.slow_note)
+
     def answer(self, messages: list[Message], sampling: Sampling) -> Generator[int, None, None]:
         """Yields the token ids of the next answer as they are sampled.
 
@@ -70,18 +78,25 @@ class ChatEngine:
         )
         try:
             while True:
-                token = self.call(lambda: next(tokens, None))
+                with self._memory_in_words():
+                    token = self.call(lambda: next(tokens, None))
                 if token is None:
                     return
                 yield token
+        finally:
+            tokens.close()
+
+    @contextlib.contextmanager
+    def _memory_in_words(self) -> Iterator[None]:
+        """Turns a GPU's lack of memory into FitError."""
+        try:
+            yield
         except GpuMemoryError as error:
             in_use = f" ({error.in_use})" if error.in_use else ""
             raise FitError(
                 f"The GPU ran out of memory{in_use} while "
                 f"{self.label} answered; begin a new chat, or unload and close other programs."
             ) from error
-        finally:
-            tokens.close()
 
     def close(self) -> None:
         """Frees the memory; no answer may be in progress."""

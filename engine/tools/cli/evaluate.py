@@ -33,7 +33,7 @@ def evaluate(runs_dir: Path, run_id: str, asked: AskedEvaluation, as_json: bool)
     if as_json:
         return _as_json(found, results)
     figures = [*evaluation_figures(found), *benchmark_figures(results)]
-    parts = [_head(found.began), _table(figures), found.began.note, _answers(found)]
+    parts = [_head(found.began), _table(figures), found.note, _answers(found)]
     return "\n".join(filter(None, parts))
 
 

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ from engine.runs.summaries.evaluation_results import (
     Ended,
     Evaluation,
     Line,
+    Noted,
     Side,
     TaskDone,
     Wanted,
@@ -272,6 +274,8 @@ def _evaluate(work: _Work, side: Side) -> None:
 
         for part in work.evaluation.missing(side):
             if part in OF_ROWS:
+                if part != LOSS:
+                    _note_slow(work, loaded())
                 _measure_rows(work, side, part, loaded(), progress)
             else:
                 _ask_task(work, side, part, chosen.measured, loaded, progress)
@@ -315,10 +319,19 @@ def _ask_task(
     def of_task(done: float, total: float, message: str = "") -> None:
         progress(done, total, f"{task}, {message[:1].lower()}{message[1:]}")
 
-    found = ask(work.index, asked, loaded, of_task)
+    found = ask(work.index, asked, loaded, of_task, partial(_note_slow, work))
     id = work.evaluation.began.id
     append_benchmarks(work.folder.path, results_of(found, asked, measured, time.time(), id))
     _keep(work, TaskDone(id, side, task))
+
+
+def _note_slow(work: _Work, chat_engine: ChatEngine) -> None:
+    """Keeps a sentence where these weights answer slowly, before they do. Both sides are of one
+    model, so one sentence is enough.
+    """
+    note = "" if work.evaluation.noted else chat_engine.slow_note()
+    if note:
+        _keep(work, Noted(work.evaluation.began.id, note))
 
 
 def _add_to_card(folder: RunFolder, measured: MeasuredWeights) -> None:

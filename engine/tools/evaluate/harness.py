@@ -142,10 +142,14 @@ def _tasks_of(asked: AskedTasks) -> TaskManager:
 
 
 def ask(
-    tasks: TaskManager, asked: AskedTasks, load: Callable[[], ChatEngine], progress: Progress
+    tasks: TaskManager,
+    asked: AskedTasks,
+    load: Callable[[], ChatEngine],
+    progress: Progress,
+    before_answers: Callable[[ChatEngine], None],
 ) -> dict[str, Any]:
     """Runs all tasks, and returns what the harness found, as `results_of` reads it. `load` loads
-    the weights once the tasks are read.
+    the weights once the tasks are read; `before_answers` is called with them before they write any.
 
     Raises DataError for tasks that cannot be read, and the errors of `load` and of the engine.
     """
@@ -153,7 +157,7 @@ def ask(
 
     from engine.tools.evaluate.streamed_lm import StreamedLM
 
-    lm = StreamedLM(load, progress, asked.most_tokens)
+    lm = StreamedLM(load, progress, asked.most_tokens, before_answers)
     named = ", ".join(asked.names)
     sandbox_templates()
 

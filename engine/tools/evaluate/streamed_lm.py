@@ -46,9 +46,10 @@ class StreamedLM(TemplateLM):
         load: Callable[[], ChatEngine],
         progress: Progress,
         most_tokens: int | None = None,
+        before_answers: Callable[[ChatEngine], None] = lambda _: None,
     ):
         """`load` loads the weights. A row has `most_tokens` tokens at most, if that is less than
-        the model takes.
+        the model takes. `before_answers` is called before answers are drawn.
         """
         super().__init__()
         self._load = load
@@ -57,6 +58,7 @@ class StreamedLM(TemplateLM):
         """Whether the harness has read its tasks and uses the model."""
         self._progress = progress
         self._most_tokens = most_tokens
+        self._before_answers = before_answers
 
     @property
     def chat_engine(self) -> ChatEngine:
@@ -174,6 +176,7 @@ class StreamedLM(TemplateLM):
         """Returns the answer to each question. Questions whose answers are wanted in the same way
         are answered together.
         """
+        self._before_answers(self.chat_engine)
         answers = [""] * len(requests)
         alike: dict[str, list[int]] = {}
         for place, request in enumerate(requests):

@@ -27,9 +27,18 @@ class ServedModel:
         self.label = chat_engine.label
         self.held_bytes = chat_engine.held_bytes
         self._chat_engine = chat_engine
+        try:
+            self._slow_note = chat_engine.slow_note()
+        except BaseException:
+            chat_engine.close()
+            raise
         self._worker = AnswerWorker(chat_engine)
         # Tokenizers and templates are used by one thread at a time.
         self._writing = threading.Lock()
+
+    def slow_note(self) -> str:
+        """Returns a sentence where these weights answer without a cache, else ""."""
+        return self._slow_note
 
     @property
     def asked(self) -> int:

@@ -71,7 +71,11 @@ class FixedPrompts:
                 )
 
     def answer(
-        self, sampler: Sampler, step: int, progress: Progress, check: Callable[[], None]
+        self,
+        sampler: Callable[[], Sampler],
+        step: int,
+        progress: Progress,
+        check: Callable[[], None],
     ) -> PromptsAnswered | None:
         """Returns the answers with the current weights, or None if there are no prompts.
 
@@ -89,7 +93,7 @@ class FixedPrompts:
             progress(written, most, "Answering the sample prompts")
 
         limits = AnswerLimits(self._most, self._ends, self._longest)
-        answers = sampler.generate(self._ids, limits, on_token=on_token)
+        answers = sampler().generate(self._ids, limits, on_token=on_token)
         texts = [self._tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
         pairs = zip(self._prompts, texts)
         return PromptsAnswered(step, [{"prompt": prompt, "answer": text} for prompt, text in pairs])
@@ -159,6 +163,7 @@ class Evaluator:
         self._ends = end_tokens(model.config, tokenizer, config.model.source, trained)
         self._prompts = FixedPrompts(config, model, tokenizer, self._ends)
         self._few = _Budget(FEW_SHARE)
+        self._is_speed_told = False
 
     def measure_loss(self, step: int, poll: Poll) -> None:
         """Records the mean loss on the validation rows, if any of their tokens has a loss.
@@ -213,7 +218,7 @@ class Evaluator:
 
     def _answer_prompts(self, step: int, poll: Poll) -> None:
         progress = self._session.progress("prompts")
-        answered = self._prompts.answer(self._prepared.sampler, step, progress, poll)
+        answered = self._prompts.answer(self._sampler, step, progress, poll)
         if answered is not None:
             self._session.recorder.emit(answered)
 
@@ -293,13 +298,21 @@ class Evaluator:
             written += 1
             progress(min(written, most), most, message)
 
-        answers = prepared.sampler.generate(
+        answers = self._sampler().generate(
             [prompt.prompt_ids for prompt in prompts],
             AnswerLimits(longest + SPARE_TOKENS, self._ends, longest_row(prepared.model.config)),
             on_token=on_token,
         )
         tokenizer = prepared.tokenizer
         return [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
+
+    def _sampler(self) -> Sampler:
+        """Returns the run's sampler. Where it is slow, the record says so, once."""
+        sampler = self._prepared.sampler
+        if not self._is_speed_told and sampler.slow_note:
+            self._session.log("warning", sampler.slow_note)
+        self._is_speed_told = True
+        return sampler
 
     def _answered(self, step: int, total: int) -> ExactMatchMeasured | None:
         """Returns the answers of the weights after `step` to all `total` prompts during training,

@@ -47,7 +47,9 @@ def loaded(serving, name):
 def test_a_run_is_served_under_its_name_and_its_base_is_loaded_when_it_is_asked_for(serving, fake):
     with pytest.raises(UnknownModel, match="No model is served here"):
         serving.all.model("Tiny")
+    fake.slow = "Answers are slow."
     assert start(serving).state == "done"
+    assert serving.all.state()["slow"] == "Answers are slow."
     assert serving.all.state()["models"] == ["Tiny", "Tiny-base"]
     assert fake.loads == ["checkpoint"]
     with pytest.raises(RunError, match="Tiny is served; stop serving it first"):

@@ -11,6 +11,7 @@ from engine.model.build.build import build_model
 from engine.paths import PROGRAM_ROOT
 from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.sampling.answers import AnswerLimits
+from engine.runtime.sampling.kv_cache import CacheCost
 from tests.support.family_parity import law_one
 from tests.support.library_version import AS_RECORDED, NOT_AS_RECORDED
 from tests.support.multimodal import CONFIGS, multimodal_config, multimodal_model, multimodal_table
@@ -53,7 +54,7 @@ def test_greedy_answers_equal_generate_of_the_whole_model(family):
     whole = multimodal_model(config)
     run = streamed(whole, PlanChoices(), config=config)
     try:
-        assert run.sampler.cache_cost is not None
+        assert isinstance(run.sampler.cache_cost, CacheCost)
         answers = run.sampler.generate(PROMPTS, AnswerLimits(NEW_TOKENS, {2}))
         assert answers == [plain_answer(whole, prompt, NEW_TOKENS) for prompt in PROMPTS]
     finally:

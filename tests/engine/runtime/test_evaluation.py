@@ -20,6 +20,7 @@ from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.verify_plan import PlanError, verify_plan
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.sampling.answers import AnswerLimits
+from engine.runtime.sampling.kv_cache import CacheCost
 from engine.runtime.step import inference_passes
 from engine.runtime.step.cross_entropy import cross_entropies
 from tests.support.tiny import Streamed, plain_model, random_batches, streamed, tiny_config
@@ -278,7 +279,7 @@ def test_an_evaluation_after_a_step_has_the_new_weights():
 
 def test_sampling_fetches_resident_units_once():
     run = opened(PlanChoices().changed(blocks_kept_in_slots=4))
-    assert run.sampler.rows_cost is not None
+    assert isinstance(run.sampler.rows_cost, CacheCost)
     run.backend.fetches()
     (answer,) = run.sampler.generate([[3, 4, 5]], AnswerLimits(5, set()))
     assert len(answer) == 5

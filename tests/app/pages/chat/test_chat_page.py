@@ -84,7 +84,9 @@ def texts(state):
 
 
 def test_both_answer_and_their_weights_stay_while_the_chat_goes_on(chat, fake):
+    fake.slow = "Answers are slow."
     first = say(chat, "one")
+    assert first["slow"] == "Answers are slow."
     assert texts(first) == [{"base": "abc", "tuned": "abc"}]
     assert fake.loaded == ["base", "checkpoint"]
     answers = first["turns"][0]["answers"]
@@ -113,7 +115,7 @@ def test_both_answer_and_their_weights_stay_while_the_chat_goes_on(chat, fake):
     assert [m["content"] for m in base if m["role"] == "user"] == ["one", "two", "four"]
     chat.release()
     assert not fake.loaded
-    assert not chat.state()["loaded"]
+    assert not chat.state()["loaded"] and not chat.state()["slow"]
     assert len(chat.state()["turns"]) == 4
 
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from engine.errors import DataError, FitError, ModelError, RunError
-from engine.runs.record.events import ExactMatchMeasured, PromptsAnswered, StateChanged
+from engine.runs.record.events import ExactMatchMeasured, LogLine, PromptsAnswered, StateChanged
 from engine.runs.summaries.evaluation_results import Wanted
+from engine.runtime.sampling import generate
+from engine.runtime.sampling.kv_cache import NoCache
 from engine.tools.chat import chat_sources
 from engine.tools.chat.chat_engines import borrow, load
 from engine.tools.chat.chat_sources import (
@@ -375,7 +377,10 @@ def test_calls_that_wait_are_refused_when_the_pause_is_over():
 # ---------------------------------------------------------------------- prompts at each evaluation
 
 
-def test_prompts_are_answered_at_each_evaluation_and_training_stays_the_same(tmp_path):
+def test_prompts_are_answered_at_each_evaluation_and_training_stays_the_same(tmp_path, monkeypatch):
+    """Without a cache, which the log says once."""
+    for name in ("try_rows_cache", "try_cache"):
+        monkeypatch.setattr(generate, name, lambda _: NoCache("it is not to be used"))
     model = make_model(tmp_path / "model", "gpt2", resid_pdrop=0.2, attn_pdrop=0.1, embd_pdrop=0.1)
     config = make_config(tmp_path, **{"model.source": str(model)})
     without = start_run(config, tmp_path / "runs")
@@ -388,6 +393,9 @@ def test_prompts_are_answered_at_each_evaluation_and_training_stays_the_same(tmp
     execute(with_prompts)
     answered = events_of(with_prompts, PromptsAnswered)
     assert [event.step for event in answered] == [0, 4, 8]
+    logged = [line.text for line in events_of(with_prompts, LogLine) if "slow" in line.text]
+    (sentence,) = logged
+    assert sentence.startswith("Answers of gpt2 models are slow, since ")
     assert all([pair["prompt"] for pair in event.answers] == list(prompts) for event in answered)
     assert with_prompts.recorder.snapshot.prompt_answers == answered
     for pair in answered[-1].answers:

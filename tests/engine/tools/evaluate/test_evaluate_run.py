@@ -18,6 +18,8 @@ from engine.runs.record.following import replay
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.summaries.benchmark_results import RESULTS_FILE, read_benchmarks
 from engine.runs.summaries.evaluation_results import EVALUATIONS_FILE, Wanted, read_evaluations
+from engine.runtime.sampling import generate
+from engine.runtime.sampling.kv_cache import NoCache
 from engine.tools.evaluate import evaluate_run as evaluating
 from engine.tools.evaluate import harness
 from engine.tools.evaluate.evaluate_run import AskedEvaluation
@@ -71,7 +73,7 @@ def command(trained, monkeypatch, capsys):
     loads the weights and scores one token with them.
     """
 
-    def ask(_tasks, _asked, load, progress):
+    def ask(_tasks, _asked, load, progress, _before_answers):
         chat_engine = load()
         score(chat_engine.sampler().engine, [Continuation([1], [2])], progress=progress)
         return FOUND
@@ -92,8 +94,11 @@ def command(trained, monkeypatch, capsys):
         (trained.path / name).unlink(missing_ok=True)
 
 
-def test_validation_rows_give_the_figures_of_the_run_itself(command, trained):
+def test_validation_rows_give_the_figures_of_the_run_itself(command, trained, monkeypatch):
     """Both sides on the rows of the record, with the difference and its interval."""
+    # Its answers are the same without a cache, which is told, once.
+    for name in ("try_rows_cache", "try_cache"):
+        monkeypatch.setattr(generate, name, lambda _: NoCache("it is not to be used"))
     parts = ("--validation", "--answers", "2")
     code, out = command("--of", "last", "--json", parts=parts)
     assert code == 0
@@ -114,6 +119,7 @@ def test_validation_rows_give_the_figures_of_the_run_itself(command, trained):
 
     code, out = command(parts=("--validation",))
     assert code == 0 and "The exported weights of step" in out
+    assert out.count("models are slow, since") == 1
     card = (trained.export_path / "README.md").read_text()
     assert card.count("## Evaluation") == card.count("\n| Validation loss | ") == 1
     line = r"^Validation loss +\d\.\d{4} +\d\.\d{4} +-\d\.\d{4} +-.+ to -.+ 16 rows$"
