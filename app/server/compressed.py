@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 _COMPRESSED = ("/api/", "/ramstream/", "/assets/")
+_AS_IT_IS = re.compile(r"/api/runs/[^/]+/file")
+"""A file of gigabytes is sent as fast as it is read, and in ranges, which count its own bytes."""
 _LEAST = 1_000
 """Bytes below which compression saves no packet."""
 _LEVEL = 4
@@ -26,4 +30,5 @@ class Compressed:
         is_compressed = scope["type"] == "http" and (
             scope["path"] == "/" or scope["path"].startswith(_COMPRESSED)
         )
+        is_compressed = is_compressed and not _AS_IT_IS.fullmatch(scope["path"])
         await (self._compressing if is_compressed else self.app)(scope, receive, send)
