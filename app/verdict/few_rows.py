@@ -30,8 +30,7 @@ def with_rows(judged: Verdict, snapshot: RunSnapshot) -> Verdict:
     few = Finding(
         "few rows",
         "calm",
-        f"Judged by only {of}, so this is not certain.",
-        "More data, or a larger data.eval_fraction, would make it so.",
-        f"{FEWEST_ROWS} validation rows are enough for a verdict.",
+        f"Judged by only {of}: too few to be sure, {FEWEST_ROWS} or more tell.",
+        "More data, or a larger data.eval_fraction, gives more of them.",
     )
     return replace(judged, also=(few, *judged.also))

@@ -104,10 +104,13 @@ class Verdict:
         """The tone of the main finding, unless a few validation rows are too few to be sure of it.
         What is bad is so by more than the noise of these.
         """
-        is_certain = self.main.tone == "bad" or not any(
-            each.rule == "few rows" for each in self.also
-        )
+        is_certain = self.main.tone == "bad" or not self.rests_on_few
         return self.main.tone if is_certain else "calm"
+
+    @property
+    def rests_on_few(self) -> bool:
+        """Whether its validation rows are too few to be sure of it."""
+        return any(each.rule == "few rows" for each in self.also)
 
     @property
     def offer(self) -> Offer | None:

@@ -24,6 +24,7 @@ from app.verdict.learning import (
 )
 from app.verdict.losses import losses_of
 from app.verdict.memory_rules import of_grown_memory, of_memory
+from app.verdict.next_try import next_try, passes_of
 from app.verdict.outcome import (
     has_no_right_answer,
     how_it_can_go_on,
@@ -64,7 +65,6 @@ BUT = {
     "skipped steps": ", with steps that were skipped at the end",
 }
 """Beginning of the text of a finished run where a rule found something wrong."""
-NO_BETTER = "More passes, more data or another learning rate would be the next try."
 
 
 def verdict(
@@ -112,7 +112,8 @@ def _of_a_run_that_ended(
 
 
 def _of_a_finished_run(snapshot: RunSnapshot, config: TrainConfig | None) -> Verdict:
-    judged = [_at_its_end(found, snapshot) for found in _early_stopping(snapshot, config)]
+    passes = passes_of(snapshot, config)
+    judged = [_at_its_end(found, snapshot, passes) for found in _early_stopping(snapshot, config)]
     judged.sort(key=_rank)
     if not judged:
         return Verdict(Finding("ended", "calm", what_it_reached(snapshot)))
@@ -128,21 +129,24 @@ def _of_a_finished_run(snapshot: RunSnapshot, config: TrainConfig | None) -> Ver
         is_good = is_good and not has_no_right_answer(snapshot)
         main = replace(learns, tone="good" if is_good else "calm", text=what_it_reached(snapshot))
     small = of_small_model(snapshot, config)
-    if small is not None:  # more steps or another rate would not help
-        others = [small, *(each for each in others if each.rule != "rate too low")]
+    if small is not None:  # neither passes nor another rate would help
+        kept = [each for each in others if each.rule != "rate too low"]
+        others = [small, *(replace(each, advice="") for each in kept)]
+        main = replace(main, advice="")
     slow = [found for found in _speed(snapshot, config) if found.is_alarm]
     return Verdict(main, (*others, *of_grown_memory(snapshot), *slow))
 
 
-def _at_its_end(found: Finding, snapshot: RunSnapshot) -> Finding:
-    """Returns a finding of a run that has finished: a validation loss that has not fallen below
-    that before training will not do so.
+def _at_its_end(found: Finding, snapshot: RunSnapshot, passes: float | None) -> Finding:
+    """Returns a finding of a run that has finished after so many passes: a validation loss that has
+    not fallen below that before training will not do so.
     """
     went = validation(snapshot)
     has_gained = went is None or not went.is_above_before or went.best_step > 0
     if found.rule != "too early" or has_gained or _answers_more(snapshot):
         return found
-    return replace(found, rule="no better", tone="warn", advice=NO_BETTER)
+    advice = f"Next time try {next_try('no better', passes)}."
+    return replace(found, rule="no better", tone="warn", advice=advice)
 
 
 def _answers_more(snapshot: RunSnapshot) -> bool:
@@ -163,17 +167,19 @@ def _early_stopping(snapshot: RunSnapshot, config: TrainConfig | None) -> list[F
     losses = losses_of(snapshot)
     went = validation(snapshot)
     seen = learning(snapshot, losses, went)
-    rose, overfits = of_divergence(losses, config), of_validation(went, losses)
+    passes = passes_of(snapshot, config)
+    rose, overfits = of_divergence(losses, config), of_validation(went, losses, passes)
     if rose is not None and overfits is not None and overfits.rule == rose.rule:
         overfits = None
-    graver = [rose, of_before(snapshot), of_memorizing(snapshot, went, losses), overfits]
+    memorizes = of_memorizing(snapshot, went, losses, passes)
+    graver = [rose, of_before(snapshot, passes), memorizes, overfits]
     spiky, skipped = of_spikes(losses, config), of_skipped(snapshot, config)
     found = [each for each in (*graver, spiky, skipped) if each is not None]
     is_wrong = any(each.is_alarm for each in graver if each is not None)
     if not found and not seen.does_not:
         calm = [of_plateau(snapshot, went, losses), of_answers(snapshot, seen)]
         if snapshot.state == "finished":
-            calm.append(of_low_rate(losses, seen, config))
+            calm.append(of_low_rate(losses, seen, config, passes))
         found = [each for each in calm if each is not None]
     return found if is_wrong else [*found, of_learning(seen)]
 

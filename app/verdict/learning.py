@@ -13,6 +13,7 @@ from app.form.examples import example_on_other_data
 from app.labels import in_digits, in_loss, in_share
 from app.verdict.findings import Finding, Offer
 from app.verdict.losses import NOISE_STEPS, Losses, block_error, median, median_error, noise
+from app.verdict.next_try import TOO_SMALL, next_try
 from app.verdict.validation import Validation
 from engine.config.settings import TrainConfig
 from engine.runs.record.snapshot import RunSnapshot
@@ -159,7 +160,7 @@ def of_learning(found: Learning) -> Finding:
             f"{made.count:,} steps, and was {in_loss(made.first)}.",
             "Check that the preview marks the tokens that should be learned; if it does, try three "
             "times the learning rate.",
-            f"{_compared(made)}; a fall of {in_loss(made.least)} would be seen."
+            f"{_compared(made)}. A fall of {in_loss(made.least)} or more would show."
             f"{_validation_stands(went)}",
         )
     if found.falls and found.is_above_before:
@@ -207,14 +208,14 @@ def _too_early(made: Progress) -> Finding:
         "too early",
         "calm",
         text,
-        evidence=f"{_compared(made)}; a fall of {in_loss(made.least)} would be seen.",
+        evidence=f"{_compared(made)}. A fall of {in_loss(made.least)} or more would show.",
     )
 
 
 def _compared(made: Progress) -> str:
     return (
-        f"The median loss of the first {FIRST_STEPS} steps is {in_loss(made.first)}, of the "
-        f"latest {max(FIRST_STEPS, made.count // 5):,} {in_loss(made.last)}"
+        f"Typical training loss: {in_loss(made.first)} in the first {FIRST_STEPS} steps, "
+        f"{in_loss(made.last)} in the latest {max(FIRST_STEPS, made.count // 5):,}"
     )
 
 
@@ -227,9 +228,12 @@ def _validation_stands(went: Validation | None) -> str:
     )
 
 
-def of_low_rate(losses: Losses, found: Learning, config: TrainConfig | None) -> Finding | None:
+def of_low_rate(
+    losses: Losses, found: Learning, config: TrainConfig | None, passes: float | None = None
+) -> Finding | None:
     """Returns that the learning rate was too low, if the loss of a finished run fell as steadily at
-    its end as at its beginning, for what its rate was then.
+    its end as at its beginning, for what its rate was then. passes: those that it has made over its
+    rows, if that is known.
     """
     values, rates = losses.values, losses.rates
     if len(values) < FEWEST_STEPS or losses.fresh or not found.learns:
@@ -249,13 +253,13 @@ def of_low_rate(losses: Losses, found: Learning, config: TrainConfig | None) -> 
     if share < STEADY_SHARE or between - last < EARLY_ERRORS * error:
         return None
     offer = _higher_rate(config)
-    rate = "a higher learning rate"
+    rate = ""
     if offer is not None:
         rate = f"a learning rate of {in_digits(offer.changes['train.learning_rate'])}"
     return Finding(
         "rate too low",
         "calm",
-        f"The loss was still falling at the end: try {rate} or more passes.",
+        f"The loss was still falling at the end: try {next_try('still falls', passes, rate)}.",
         "",
         f"The second half of the run, by the sum of its rates, brought {in_share(share)} of the "
         f"fall; {in_share(STEADY_SHARE)} is a steady one.",
@@ -297,7 +301,7 @@ def of_small_model(snapshot: RunSnapshot, config: TrainConfig | None) -> Finding
     return Finding(
         "too small",
         "calm",
-        "This model is too small for your data: choose a larger one.",
+        TOO_SMALL,
         "",
         f"Of {known[-1].total:,} validation prompts, none has the expected answer, and the model "
         "was made for its example alone.",

@@ -48,8 +48,7 @@ def outcome(snapshot: RunSnapshot, judged: Verdict) -> Outcome | None:
     has_most = shares is not None and shares[1] > shares[0] and shares[1] >= MOST_RIGHT
     if not has_most and not (len(snapshot.evals) and has_learned(snapshot, judged)):
         return None
-    is_certain = all(each.rule != "few rows" for each in judged.also)
-    return Outcome("Learned", "good" if is_certain else "calm")
+    return Outcome("Learned", "calm" if judged.rests_on_few else "good")
 
 
 def has_learned(snapshot: RunSnapshot, judged: Verdict) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from app.labels import in_loss, in_share
 from app.verdict.findings import Finding
 from app.verdict.losses import NOISE_STEPS, Losses, losses_of, median, median_error, noise
+from app.verdict.next_try import next_try
 from engine.runs.record.before_training import Worse, evaluations, worse_than_before
 from engine.runs.record.evaluations import ERRORS, RISE, RISE_SHARE, TOKEN_SPREAD, paired_error
 from engine.runs.record.snapshot import RunSnapshot
@@ -139,8 +140,12 @@ def validation(snapshot: RunSnapshot) -> Validation | None:
 # ------------------------------------------------------------------ in words
 
 
-def of_validation(went: Validation | None, losses: Losses) -> Finding | None:
-    """Returns that the run overfits, or that both of its losses rise, if they do."""
+def of_validation(
+    went: Validation | None, losses: Losses, passes: float | None = None
+) -> Finding | None:
+    """Returns that the run overfits, or that both of its losses rise, if they do. passes: those
+    that it has made over its rows, if that is known.
+    """
     since = int(losses.steps[losses.fresh - 1]) if 0 < losses.fresh <= len(losses) else 0
     if went is None or not went.rises(since):
         return None
@@ -165,14 +170,13 @@ def of_validation(went: Validation | None, losses: Losses) -> Finding | None:
         "overfitting" if went.is_paired else "possibly overfitting",
         "warn",
         f"Validation {rises}" if went.is_paired else f"Possibly overfitting: validation {rises}",
-        "The model learns its rows by heart: fewer passes, more data or a lower learning rate "
-        "would help.",
+        f"The model learns its rows by heart: {next_try('best was earlier', passes)} would help.",
         f"{evidence}; their noise is {by}.",
     )
 
 
-def of_before(snapshot: RunSnapshot) -> Finding | None:
-    """Returns that the run is worse than before training, if it is."""
+def of_before(snapshot: RunSnapshot, passes: float | None = None) -> Finding | None:
+    """Returns that the run is worse than before training, if it is, after so many passes."""
     worse = worse_than_before(snapshot)
     if worse is None:
         return None
@@ -185,27 +189,29 @@ def of_before(snapshot: RunSnapshot) -> Finding | None:
         "worse than before training",
         "bad",
         text,
-        _instead(snapshot, worse),
+        _instead(snapshot, worse, passes),
         f"The {worse.of} loss is above that before training by more than "
         f"{in_loss(worse.margin)}, the limit of its noise.",
     )
 
 
-def _instead(snapshot: RunSnapshot, worse: Worse) -> str:
+def _instead(snapshot: RunSnapshot, worse: Worse, passes: float | None) -> str:
     """Returns what to take or to do instead of weights that are worse than before training."""
     best = snapshot.best
     if best is not None and worse.of == "validation" and best.loss < worse.before:
         kept = "which are kept" if best.kept else "which are not kept"
         return (
             f"The weights of step {best.step:,}, {kept}, were better: {in_loss(best.loss)}. "
-            "Fewer passes or a lower learning rate would end there."
+            f"Next time try {next_try('best was earlier', passes)}."
         )
     return "Nothing is gained by these weights; a lower learning rate is the first thing to try."
 
 
-def of_memorizing(snapshot: RunSnapshot, went: Validation | None, losses: Losses) -> Finding | None:
+def of_memorizing(
+    snapshot: RunSnapshot, went: Validation | None, losses: Losses, passes: float | None = None
+) -> Finding | None:
     """Returns that the run memorizes its rows, if it does: it knows them by heart, and nothing
-    else.
+    else. passes: those that it has made over its rows, if that is known.
     """
     after = [] if went is None else [at for at, step in enumerate(went.steps) if step]
     fewest = 1 if snapshot.is_over else MEMORIZED_EVALS
@@ -225,9 +231,8 @@ def of_memorizing(snapshot: RunSnapshot, went: Validation | None, losses: Losses
     is_by_heart = trained < KNOWN_BY_HEART and went.last > KEPT_OF_BEFORE * went.first
     if (falls or len(after) < 2) and not is_by_heart:
         return None
-    best, helps = "", "more rows or a lower learning rate"
-    if went.is_above_best:
-        helps = "more rows, fewer passes or a lower learning rate"
+    helps = next_try("best was earlier" if went.is_above_best else "learns by heart", passes)
+    best = ""
     if went.is_above_best and went.best_step:
         best = f" It was lowest at step {went.best_step:,}: {in_loss(went.best)}."
     return Finding(

@@ -50,7 +50,7 @@ def test_the_preference_starter_learns_to_be_polite(blank, server):
     before, after = found.exact_matches
     assert before.correct == 0 and after.correct >= 0.9 * after.total
     card = verdict(page)
-    expect(card.get_by_role("heading")).to_contain_text("Learned it: 0 % → ")
+    expect(card.get_by_role("heading")).to_contain_text("Learned it: 0 % right before, ")
     shown = page.locator("[data-part=answers] tbody tr").first
     expect(shown.locator("td").first).to_contain_text("rejected: ")
     assert before.samples[0]["answer"] == before.samples[0]["rejected"]

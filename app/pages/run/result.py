@@ -36,6 +36,13 @@ OUTCOMES = {
     "not learning": "It did not learn",
 }
 """Title of a finished run by the rule of what is wrong with it."""
+UNCERTAIN = {
+    "no better": "Perhaps no better than before training",
+    "memorizes": "It may have memorized its rows",
+    "overfitting": "It may overfit",
+    "not learning": "It may not have learned",
+}
+"""Title in place of that where few validation rows were asked."""
 UNEVALUATED = "Not evaluated, so nobody knows whether it learned more than its rows."
 
 
@@ -82,13 +89,16 @@ def _title(
     if snapshot.export_failed and not judged.main.is_alarm:
         return "Finished, but its export failed", None
     if judged.main.rule in OUTCOMES:
-        return OUTCOMES[judged.main.rule], None
+        titles = OUTCOMES | UNCERTAIN if judged.rests_on_few else OUTCOMES
+        return titles[judged.main.rule], None
     by_label = {number["label"]: number for number in numbers}
     right, loss = by_label.get("Answers right"), by_label.get("Validation loss")
     shares = right_shares(snapshot)
     if shares and right is not None and right["to"] != NOT_TESTED and shares[1] > shares[0]:
-        words = "Learned it" if shares[1] >= MOST_RIGHT else "More answers right"
-        return f"{words}: {_went(right)}", right
+        learned = "It may have learned it" if judged.rests_on_few else "Learned it"
+        words = learned if shares[1] >= MOST_RIGHT else "More answers right"
+        before = f"{right['from']} right before, " if right["from"] else ""
+        return f"{words}: {before}{right['to']} {'after' if before else 'right'}", right
     by_loss = "" if loss is None else _by_loss(snapshot, loss, judged)
     if by_loss:
         return by_loss, loss
@@ -98,7 +108,8 @@ def _title(
 def _by_loss(snapshot: RunSnapshot, loss: dict[str, str], judged: Verdict) -> str:
     """Returns what the fall of the validation loss means, or an empty text if it did not fall."""
     if loss["from"] and has_learned(snapshot, judged):
-        return f"Learned: validation loss {_went(loss)}"
+        learned = "It may have learned" if judged.rests_on_few else "Learned"
+        return f"{learned}: validation loss fell {_went(loss)}"
     went = validation(snapshot)
     has_fallen = loss["from"] and went is not None and went.last < went.first
     if has_fallen and has_no_right_answer(snapshot):
@@ -107,7 +118,7 @@ def _by_loss(snapshot: RunSnapshot, loss: dict[str, str], judged: Verdict) -> st
 
 
 def _went(number: dict[str, str]) -> str:
-    return f"{number['from']} → {number['to']}" if number["from"] else number["to"]
+    return f"from {number['from']} to {number['to']}"
 
 
 def _told(snapshot: RunSnapshot, state: str, saved: SavedSteps, judged: Verdict) -> list[str]:
@@ -119,7 +130,7 @@ def _told(snapshot: RunSnapshot, state: str, saved: SavedSteps, judged: Verdict)
         small = [each.text for each in found if each.rule == "too small"]
         if judged.main.is_alarm:
             few = [each.text for each in found if each.rule == "few rows"]
-            return [*small, *few, judged.main.advice]
+            return [*small, *few, *filter(None, [judged.main.advice])]
         took = f"{how_long(snapshot)}."
         better = [each.text for each in found if each.place == "beside"]
         return [*small, took if len(snapshot.evals) else UNEVALUATED, *better]

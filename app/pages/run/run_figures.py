@@ -116,19 +116,23 @@ def alarms(snapshot: RunSnapshot) -> set[str]:
 
 def _loss_text(snapshot: RunSnapshot) -> str:
     steps, evals = snapshot.steps, snapshot.evals
-    first, last = in_loss(steps.loss[0]), in_loss(steps.loss[-1])
-    text = f"{first} at step {steps.step[0]:,}, {last} at step {steps.step[-1]:,}"
+    text = f"Latest: training {in_loss(steps.loss[-1])} (step {steps.step[-1]:,})"
     if len(evals):
-        text += f"; validation {in_loss(evals.loss[-1])} at step {evals.step[-1]:,}"
+        text += f", validation {in_loss(evals.loss[-1])} ({_step_or_before(evals.step[-1])})"
+        text += " · validation rows are not trained on"
     return text
+
+
+def _step_or_before(step: int) -> str:
+    return f"step {step:,}" if step else "before training"
 
 
 def _optimizer_text(snapshot: RunSnapshot) -> str:
     steps = snapshot.steps
     norm = steps.grad_norm
     return (
-        f"rate {in_digits(steps.learning_rate[-1])} · norm {in_digits(norm[-1])} "
-        f"({in_digits(np.min(norm))} to {in_digits(np.max(norm))})"
+        f"Latest: rate {in_digits(steps.learning_rate[-1])}, norm {in_digits(norm[-1])} · norm "
+        f"between {in_digits(np.min(norm))} and {in_digits(np.max(norm))} so far"
     )
 
 

@@ -63,7 +63,7 @@ def test_an_exported_best_shows_the_numbers_of_the_best():
     snapshot = overfitted(20)
     card = card_of(snapshot, SavedSteps(30, 30))
     assert "Best model: step 20, exported." in card["text"]
-    assert card["title"] == "Learned: validation loss 4.000 → 1.500"
+    assert card["title"] == "Learned: validation loss fell from 4.000 to 1.500"
     loss = validation_loss(snapshot, 20, best_of(snapshot))
     assert (loss["since"], loss["at"]) == ("before", "best (step 20)")
     assert fact(card, "Training loss")["to"] == "3.000"
@@ -77,7 +77,7 @@ def test_an_exported_last_step_names_the_better_one():
     card = card_of(snapshot, SavedSteps(30, 30))
     loss = fact(card, "Validation loss")
     assert loss["to"] == "2.500" and loss["at"] == "step 30; best 1.500 (step 20)"
-    assert card["title"] == "Learned it: 2 % → 80 %"
+    assert card["title"] == "Learned it: 2 % right before, 80 % after"
     lost = card_of(overfitted(30, saved=(30,)), SavedSteps(30, 30))
     assert fact(lost, "Validation loss")["at"] == "step 30; best 1.500 (step 20, not kept)"
 
@@ -85,7 +85,9 @@ def test_an_exported_last_step_names_the_better_one():
 def test_a_run_without_a_right_answer_is_not_green_however_its_loss_fell():
     snapshot, saved = overfitted(30, right=(0, 0)), SavedSteps(30, 30)
     card = card_of(snapshot, saved)
-    assert card["title"] == "Validation loss fell 4.000 → 2.500, but no tested answer is right"
+    assert (
+        card["title"] == "Validation loss fell from 4.000 to 2.500, but no tested answer is right"
+    )
     assert verdict(snapshot, "finished", saved).main.tone == "calm"
     assert shown_tone(snapshot, "finished") == "calm"
     known = overfitted(30, right=(50, 50))
@@ -144,7 +146,7 @@ def test_a_run_that_chose_by_exact_match_says_so_everywhere():
     saved = SavedSteps(30, 30, best=10)
     card = card_of(snapshot, saved)
     assert "step 10, exported" in card["text"]
-    assert card["title"] == "Learned it: 2 % → 90 %"
+    assert card["title"] == "Learned it: 2 % right before, 90 % after"
     right = answers(snapshot, 10, best_of(snapshot))
     assert (right["from"], right["to"], right["at"]) == ("2 %", "90 %", "of 50, best (step 10)")
     loss = fact(card, "Validation loss")
@@ -220,7 +222,9 @@ def test_a_run_that_is_no_better_is_amber_unless_it_answers_more():
     assert shown_tone(snapshot, "finished") == judged.main.tone == "warn"
     asked = [ExactMatchMeasured(0, "before", 1, 50), ExactMatchMeasured(30, "after", 40, 50)]
     better = no_better(*asked)
-    assert card_of(better, SavedSteps(30, 30))["title"] == "Learned it: 2 % → 80 %"
+    assert (
+        card_of(better, SavedSteps(30, 30))["title"] == "Learned it: 2 % right before, 80 % after"
+    )
     assert shown_tone(better, "finished") == "good"
 
 
