@@ -15,7 +15,7 @@ def test_every_figure_has_a_sentence_with_its_numbers():
     shown = summaries(snapshot_of(steps=80))
     assert set(shown) == set(FIGURES) - {"preference"}  # which is for runs of pairs
     assert "(step 80)" in shown["loss"] and "validation" in shown["loss"]
-    assert shown["optimizer"].startswith("rate ") and "norm" in shown["optimizer"]
+    assert shown["optimizer"].startswith("Latest: rate ") and "norm" in shown["optimizer"]
 
 
 def test_sentences_follow_the_run():
