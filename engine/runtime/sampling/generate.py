@@ -6,7 +6,7 @@ lengths share the sweeps over the weights. How it computes them, in this order o
 - in one cache for all rows (`static_decoder`), where a trial has shown that the model's logits are
   those without a cache;
 - with the caches that the model's own code makes (`model_decoders`), likewise;
-- without a cache, also for a row whose cache does not fit into half of the device's free memory.
+- without a cache, also for a row whose cache does not fit into the memory for caches.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from engine.data.tokens.trained_ends import ids_of
 from engine.errors import CacheError
 from engine.model.build.pretrained_files import ids_of_end, load_generation_config
+from engine.planning.fit.sampling_memory import PASS_TOKENS, CacheRoom, cache_room, pass_bytes
 from engine.runtime.device.graph_recorder import Recorder
 from engine.runtime.sampling.answers import AnswerLimits, Found, Row, SampledToken
 from engine.runtime.sampling.drawing import GREEDY, MOST_TOP_LOGPROBS, Drawing
@@ -181,13 +184,23 @@ class Sampler:
                 opened.close()
 
     def _decoder(self, looks_ahead: bool) -> Decoder:
-        # Half of the free memory is left for the activations of a pass.
-        budget = self.engine.backend.free_memory() // 2
         if not isinstance(self.rows_cost, NoCache):
-            return StaticDecoder(self.engine, self.rows_cost, budget, self._recorder, looks_ahead)
+            room = self._cache_room(self.rows_cost)
+            return StaticDecoder(self.engine, self.rows_cost, room, self._recorder, looks_ahead)
         if not isinstance(self.cache_cost, NoCache):
-            return GroupedDecoder(self.engine, self.cache_cost, budget)
+            return GroupedDecoder(self.engine, self.cache_cost, self._cache_room(self.cache_cost))
         return UncachedDecoder(self.engine)
+
+    def _cache_room(self, cost: CacheCost) -> CacheRoom:
+        """Returns the memory for caches. Other programs use the host's, too, so half of it is left
+        alone there.
+        """
+        free = self.engine.backend.free_memory()
+        if self.engine.backend.device.type == "cpu":
+            return CacheRoom(free // 2, PASS_TOKENS)
+        text = self.engine.model.config.get_text_config()
+        item = torch.finfo(getattr(torch, self.engine.model.dtype)).bits // 8
+        return cache_room(free, cost.per_token, pass_bytes(text, item))
 
     def generate(
         self,

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.planning.fit.sampling_memory import CacheRoom
 from engine.runtime.sampling.answers import Found, Row
 from engine.runtime.sampling.drawing import DrawingState
 from engine.runtime.sampling.kv_cache import CacheCost
-from engine.runtime.step.inference_passes import PASS_TOKENS
 from engine.runtime.step.streaming_engine import StreamingEngine
 
 
@@ -68,17 +68,17 @@ class _Group:
 
 
 class GroupedDecoder:
-    """Decodes rows with the model's own caches, of which each row's takes `cost`, within `budget`
-    bytes of them all.
+    """Decodes rows with the model's own caches, of which each row's takes `cost`, within the `room`
+    for them all.
     """
 
-    def __init__(self, engine: StreamingEngine, cost: CacheCost, budget: int):
-        self._engine, self._cost, self._budget = engine, cost, budget
+    def __init__(self, engine: StreamingEngine, cost: CacheCost, room: CacheRoom):
+        self._engine, self._cost, self._room = engine, cost, room
         self._groups: list[_Group] = []
 
     def can_ever_take(self, row: Row) -> bool:
         """Returns whether the row's cache is within the budget."""
-        return self._bytes(row) <= self._budget
+        return self._bytes(row) <= self._room.budget
 
     def _bytes(self, row: Row) -> int:
         # A row may be fed with a group until the last of its rows ends.
@@ -94,7 +94,7 @@ class GroupedDecoder:
         for row in sorted(waiting, key=lambda row: len(row.tokens)):
             tokens += len(row.tokens)
             held += self._bytes(row)
-            if held > self._budget or (last is not None and tokens > PASS_TOKENS):
+            if held > self._room.budget or (last is not None and tokens > self._room.pass_tokens):
                 return
             waiting.remove(row)
             spread = row.limits.max_new_tokens // 2

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.errors import CacheError
+from engine.planning.fit.sampling_memory import MOST_ROWS, CacheRoom
 from engine.planning.schedule.ops import Lane
 from engine.runtime.device.backend import Ticket
 from engine.runtime.device.graph_recorder import Recorder
@@ -23,11 +24,9 @@ from engine.runtime.sampling.answers import Found, Row
 from engine.runtime.sampling.drawing import MOST_TOP_LOGPROBS, DrawingState, Drawn
 from engine.runtime.sampling.kv_cache import CacheCost
 from engine.runtime.sampling.rows_cache import POSITIONS, RowsCache, computed_prompts
-from engine.runtime.step.inference_passes import PASS_TOKENS, RecordedPass
+from engine.runtime.step.inference_passes import RecordedPass
 from engine.runtime.step.streaming_engine import StreamingEngine
 
-MOST_ROWS = 512
-"""Rows of a cache at most. More of them would make a step longer by as much as they add."""
 _RECORDED_POSITIONS = 256
 """A recorded step reads a multiple of so many positions."""
 _MOST_RECORDINGS = 24
@@ -86,7 +85,7 @@ class _Lines:
 
 
 class StaticDecoder:
-    """Decodes rows of `engine` within `budget` bytes of cache. `cost` is what a row takes, and
+    """Decodes rows of `engine` within the `room` for caches. `cost` is what a row takes, and
     `recorder` records steps; it is None where they run as they are. looks_ahead: whether a step may
     be under way between two calls, in which case nobody else may use the engine.
     """
@@ -95,11 +94,11 @@ class StaticDecoder:
         self,
         engine: StreamingEngine,
         cost: CacheCost,
-        budget: int,
+        room: CacheRoom,
         recorder: Recorder | None,
         looks_ahead: bool,
     ):
-        self._engine, self._cost, self._budget = engine, cost, budget
+        self._engine, self._cost, self._room = engine, cost, room
         self._recorder, self._looks_ahead = recorder, looks_ahead
         self._cache: RowsCache | None = None
         self._lines: _Lines | None = None
@@ -119,7 +118,7 @@ class StaticDecoder:
 
     def can_ever_take(self, row: Row) -> bool:
         """Returns whether the row's cache is within the budget."""
-        return self._bytes(1, row.longest) <= self._budget
+        return self._bytes(1, row.longest) <= self._room.budget
 
     def admit(self, waiting: list[Row]) -> None:
         """Takes rows from the front of `waiting`, as many as there is room for and as one pass
@@ -133,8 +132,12 @@ class StaticDecoder:
             tokens += 0 if prompt in seen else len(prompt)
             seen.add(prompt)
             longest = max(longest, row.longest)
-            has_room = self._bytes(rows + taken + 1, longest) <= self._budget
-            if not has_room or rows + taken == MOST_ROWS or (taken and tokens > PASS_TOKENS):
+            has_room = self._bytes(rows + taken + 1, longest) <= self._room.budget
+            if (
+                not has_room
+                or rows + taken == MOST_ROWS
+                or (taken and tokens > self._room.pass_tokens)
+            ):
                 break
             taken += 1
         self._fresh += waiting[:taken]
@@ -368,7 +371,7 @@ class StaticDecoder:
             rows, positions = max(rows, cache.rows), max(positions, cache.positions)
         # Rows come one after another where a server asks, so the cache grows by halves of the room.
         wanted = min(MOST_ROWS, 1 << (rows - 1).bit_length())
-        if self._bytes(wanted, positions) <= self._budget:
+        if self._bytes(wanted, positions) <= self._room.budget:
             rows = wanted
         self._forget_recordings()
         if cache is None:

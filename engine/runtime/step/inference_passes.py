@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from engine.model.blocks.block_inputs import tensors_in
+from engine.planning.fit.sampling_memory import PASS_TOKENS
 from engine.planning.schedule.buffers import EMBED
 from engine.planning.schedule.build import build_forward_plan
 from engine.planning.schedule.choices import PlanChoices
@@ -41,8 +42,6 @@ SWEEP_TOKENS = 1 << 19
 """Most positions of the micro-batches of one sweep of an evaluation, since they are copied to the
 device before it begins.
 """
-PASS_TOKENS = 16384
-"""Most positions of a micro-batch for sampling, unless it is a single row."""
 Accompanied: TypeAlias = Callable[[int], contextlib.AbstractContextManager[None]]
 """Makes the other ranks take part in a pass of a number of groups."""
 _PLANS_KEPT = 16

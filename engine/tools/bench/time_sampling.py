@@ -36,7 +36,9 @@ def time_sampling(planes: Planes, job: SamplingJob) -> dict[str, Any]:
     are chosen and compiled. What it takes to compute prompts and to record steps is in them.
     """
     backend = planes.backend
-    engine = sampling_engine(planes.model, planes.host_states, backend)
+    engine = sampling_engine(
+        planes.model, planes.host_states, backend, many_rows=job.prompts * job.answers > 1
+    )
     try:
         sampler = Sampler(engine)
         vocabulary = planes.model.config.get_text_config().vocab_size

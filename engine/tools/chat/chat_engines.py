@@ -103,8 +103,9 @@ class ChatEngine:
         self._owned.close()
 
 
-def load(source: Source, progress: Progress = no_progress) -> ChatEngine:
+def load(source: Source, progress: Progress = no_progress, many_rows: bool = False) -> ChatEngine:
     """Loads weights into memory; files that are not in the hub's cache are downloaded first.
+    `many_rows` says whether many answers are drawn at once.
 
     If `progress` raises an exception, loading ends. Raises RamstreamError for weights that cannot
     be loaded.
@@ -118,7 +119,7 @@ def load(source: Source, progress: Progress = no_progress) -> ChatEngine:
         else:
             opened = owned.enter_context(_opened(source, progress))
         try:
-            engine = opened.engine()
+            engine = opened.engine(many_rows)
         except torch.OutOfMemoryError:
             raise FitError(
                 f"The GPU has too little free memory for {source.label}; {ADVICE}."

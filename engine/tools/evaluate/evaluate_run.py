@@ -285,7 +285,7 @@ def _loaded(work: _Work, side: Side, source: Source, progress: Progress) -> Chat
     if work.lent is not None and side == "trained":
         return borrow(work.lent, source.config, source.label)
     how_they_fit([source])
-    return load(source, labeled(progress, "Loading the weights"))
+    return load(source, labeled(progress, "Loading the weights"), many_rows=True)
 
 
 def _measure_rows(

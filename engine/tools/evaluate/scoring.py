@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from engine.errors import DataError, FitError, GpuMemoryError
+from engine.planning.fit.sampling_memory import PASS_TOKENS
 from engine.progress import Progress, no_progress
-from engine.runtime.step.inference_passes import PASS_TOKENS, LabeledRows, LabelScores, pass_groups
+from engine.runtime.step.inference_passes import LabeledRows, LabelScores, pass_groups
 from engine.runtime.step.streaming_engine import StreamingEngine
 
 

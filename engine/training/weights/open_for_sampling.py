@@ -15,6 +15,7 @@ from engine.errors import CheckpointError, RunError
 from engine.model.build.build import build_model
 from engine.model.build.read_model import read_model
 from engine.model.build.units import StreamedModel
+from engine.planning.fit.sampling_memory import blocks_kept
 from engine.planning.layout.layout import WEIGHT_PLANES
 from engine.planning.schedule.choices import Placement, PlanChoices, Streaming
 from engine.progress import Progress, no_progress
@@ -70,24 +71,25 @@ class OpenedModel:
             raise CheckpointError(f"The checkpoints in {root} vanished while they were being read.")
         self._checkpoint = found
 
-    def engine(self) -> StreamingEngine:
+    def engine(self, many_rows: bool = False) -> StreamingEngine:
         """Returns an engine without an optimizer, as `sampling_engine` makes it."""
-        return sampling_engine(self.model, self.host_states, self.backend)
+        return sampling_engine(self.model, self.host_states, self.backend, many_rows)
 
 
-def sampling_engine(model: StreamedModel, states: HostStates, backend: Backend) -> StreamingEngine:
+def sampling_engine(
+    model: StreamedModel, states: HostStates, backend: Backend, many_rows: bool = False
+) -> StreamingEngine:
     """Returns an engine without an optimizer over weights in `states`.
 
-    As many blocks stay on the device, once they were fetched, as fit into half of its free memory
-    beside the embedding, the head and two blocks under way. The rest is for caches and activations.
+    Blocks stay on the device, once they were fetched, as `blocks_kept` says. The rest of its memory
+    is for caches and activations. many_rows: whether many answers are drawn at once.
     """
     sizes = [unit.layout.slot_bytes(model.dtype) for unit in model.units]
-    room = backend.free_memory() // 2 - sizes[0] - sizes[-1]
     blocks = sizes[1:-1]
     resident = len(blocks)
-    if backend.device.type != "cpu" and sum(blocks) > room:
-        largest = max(blocks)
-        resident = max(0, min(len(blocks) - 1, room // largest - 2))
+    if backend.device.type != "cpu":
+        ends = sizes[0] + sizes[-1]
+        resident = blocks_kept(backend.free_memory(), ends, blocks, many_rows)
     return StreamingEngine(
         model,
         states,

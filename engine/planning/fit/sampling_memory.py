@@ -1,0 +1,76 @@
+"""How sampling shares the memory of a device among weights, caches and the pass under way. The file
+is pure arithmetic, without torch.
+
+Where weights do not fit, each step of sampling brings the others over the bus, and its time hardly
+depends on the number of rows. So memory for more rows is worth more than memory for more blocks as
+long as many rows wait, and less where one row is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+MOST_ROWS = 512
+"""Rows of a cache at most. More of them would make a step longer by as much as they add."""
+PASS_TOKENS = 16384
+"""Most positions of a micro-batch for sampling, unless it is a single row."""
+_LEAST_PASS_TOKENS = 1024
+"""A pass computes so many tokens of prompts in any case."""
+_UNDER_WAY = 2
+"""Blocks under way at once, each in a slot of its own."""
+
+
+class PassBytes(NamedTuple):
+    """Memory of a pass beside weights and caches."""
+
+    per_token: int
+    """What a block computes for a token."""
+    logits: int
+    """The logits of the most rows, and what drawing from some of them takes."""
+
+
+class CacheRoom(NamedTuple):
+    """Memory for caches, in bytes, and how many tokens of prompts one pass may compute beside."""
+
+    budget: int
+    pass_tokens: int
+
+
+def pass_bytes(config: Any, item: int) -> PassBytes:
+    """Returns the memory of a pass of a model with this text config and numbers of `item` bytes:
+    hidden states in two precisions, queries, keys, values and the widest products of a block.
+    """
+    width = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    experts = getattr(config, "num_experts_per_tok", None)
+    if experts:
+        width = max(width, experts * (getattr(config, "moe_intermediate_size", None) or width))
+    per_token = item * (3 * width + 8 * config.hidden_size) + 2 * 4 * config.hidden_size
+    return PassBytes(per_token, 2 * 4 * MOST_ROWS * config.vocab_size)
+
+
+def blocks_kept(free: int, ends: int, blocks: Sequence[int], many_rows: bool) -> int:
+    """Returns how many blocks stay on a device with `free` bytes, counted from the last.
+
+    ends: bytes of the embedding and the head. blocks: bytes of each block. All stay if a quarter of
+    the memory is left then. If not, none stay where many rows wait, and otherwise as many as fit
+    into half of the memory.
+    """
+    if sum(blocks) + ends <= free - free // 4:
+        return len(blocks)
+    if many_rows:
+        return 0
+    room = free // 2 - ends
+    return max(0, min(len(blocks) - 1, room // max(blocks) - _UNDER_WAY))
+
+
+def cache_room(free: int, token_bytes: int, of_pass: PassBytes) -> CacheRoom:
+    """Returns the memory for caches of `token_bytes` a token, out of `free` bytes.
+
+    A pass over as many prompts as it takes at most is left room for, with the cache that it makes,
+    but no more than half of the memory. Where that is less, a pass computes fewer prompts.
+    """
+    a_token = token_bytes + of_pass.per_token
+    apart = min(free // 2, PASS_TOKENS * a_token + of_pass.logits)
+    tokens = max(0, apart - of_pass.logits) // a_token
+    return CacheRoom(free - apart, max(_LEAST_PASS_TOKENS, min(PASS_TOKENS, tokens)))
