@@ -69,7 +69,7 @@ def in_time(seconds: float) -> str:
     """
     if not math.isfinite(seconds):
         return "–"
-    return in_hours(max(0, round(seconds)))
+    return in_hours(max(0, seconds))
 
 
 def in_rough_time(seconds: float) -> str:

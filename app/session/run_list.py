@@ -137,11 +137,13 @@ class RunList:
         is_complete = self._scans.ask(dict.fromkeys([*shown, *sorted_by_scans]))
         return RunsToShow(every, len(found), found[: asked.limit], is_complete)
 
-    def scans(self, run_ids: Sequence[str]) -> tuple[dict[str, RunScan], bool]:
-        """Returns what is known of these runs, and whether each was scanned. The others are
-        scanned for a later answer.
+    def scans(self, runs: Sequence[RunSummary]) -> tuple[dict[str, RunScan], bool]:
+        """Returns what is known of these runs, and whether each was scanned. The others, and those
+        that have finished since, are scanned for a later answer.
         """
-        is_complete = self._scans.ask(run_ids)
+        run_ids = [run.id for run in runs]
+        finished = [run.id for run in runs if run.state == "finished"]
+        is_complete = self._scans.ask(run_ids, finished)
         return self._scans.known(run_ids), is_complete
 
     def _with_scans(self, entries: Iterable[_Entry]) -> list[ListedRun]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,12 +66,17 @@ class RunScans:
         with self._change:
             return {run_id: self._kept[run_id].scan for run_id in run_ids if run_id in self._kept}
 
-    def ask(self, run_ids: Iterable[str]) -> bool:
+    def ask(self, run_ids: Iterable[str], finished: Collection[str] = ()) -> bool:
         """Has these runs scanned, the first ones first, if what is known of them may be outdated.
-        Returns whether there is a scan of each of them.
+        Returns whether there is a scan of each of them. Those that are `finished` are scanned at
+        once, and a scan from before their end is forgotten: it knows no outcome.
         """
         now = time.monotonic()
         with self._change:
+            for run_id in finished:
+                kept = self._kept.get(run_id)
+                if kept is not None and kept.record != self._state_of(run_id):
+                    del self._kept[run_id]
             outdated = [run_id for run_id in run_ids if self._may_be_outdated(run_id, now)]
             unknown = [run_id for run_id in outdated if run_id not in self._kept]
             self._wanted = dict.fromkeys([*unknown, *outdated])

@@ -408,11 +408,11 @@ class Session:
         """Returns the runs that a page asks for; see `RunList.runs_to_show`."""
         return self._list.runs_to_show(asked)
 
-    def scans(self, run_ids: Sequence[str]) -> tuple[dict[str, RunScan], bool]:
+    def scans(self, runs: Sequence[RunSummary]) -> tuple[dict[str, RunScan], bool]:
         """Returns what is known of these runs beyond their summaries, and whether that is all; see
         `RunList.scans`.
         """
-        return self._list.scans(run_ids)
+        return self._list.scans(runs)
 
     @property
     def is_busy(self) -> bool:

@@ -71,11 +71,14 @@ def recent_runs(runs: Sequence[RunSummary]) -> list[RunSummary]:
 
 
 def recent_row(run: RunSummary, scan: RunScan = NOT_SCANNED) -> dict[str, Any]:
-    """Returns the entry of a run in the sidebar."""
+    """Returns the entry of a run in the sidebar. A run that has finished has no word until it is
+    known what came of it, so that its color does not change.
+    """
+    is_awaited = run.state == "finished" and scan is NOT_SCANNED
     return {
         "id": run.id,
         "name": run.name,
-        "word": shown_word(run, scan),
+        "word": "" if is_awaited else shown_word(run, scan),
         "tone": _tone(run, scan),
         "progress": round(min(1.0, run.step / run.total_steps), 4) if run.total_steps else 0.0,
         "continues": _goes_on(run),

@@ -26,7 +26,7 @@ from tests.browser.screen import (
 )
 from tests.support.browser import WAIT_MILLISECONDS
 from tests.support.sets import BROWSER_FLOWS
-from tests.support.synthetic_run import run_events
+from tests.support.synthetic_run import run_events, step_finished
 
 pytestmark = pytest.mark.slow(BROWSER_FLOWS)
 
@@ -80,6 +80,11 @@ def test_every_place_has_an_address_and_back_forward_and_a_reload_find_it(contex
         open_view(page, view)
         expect(page).to_have_url(address(server, over.id, view))
         expect(bar(page, "name")).to_have_text("Over")
+    # The other run goes on meanwhile, and the sidebar says how far it is.
+    recorder = RunRecorder(going.path, going.id)
+    recorder.emit(step_finished(100, 200))
+    recorder.close()
+    expect(entries.nth(0)).to_contain_text("Running · 50 %")
     page.go_back()
     expect(page).to_have_url(address(server, over.id, "log"))
     expect(page.locator(".rs-log")).to_contain_text("2 earlier evaluations.")

@@ -4,9 +4,10 @@
 import { addressOf, followLinks, markCurrent } from "../../shared/address.js";
 import { el, field, send, setText } from "../../shared/dom.js";
 
-const READ_AGAIN = 60000; // ms until the list is read again; polls report the active run
+const READ_AGAIN = 60000; // ms until the list is read again; polls report the run of the page
+const READ_OTHERS = 3000; // the same, while another run than that of the page goes on
 const SOON = 300; // ms after what changed it
-const READ_AFTER = 2000; // ms until the server has read the records of new runs
+const READ_AFTER = 700; // ms until the server has read the records of new runs
 
 export class Sidebar {
     // go(place) shows a place.
@@ -15,6 +16,7 @@ export class Sidebar {
         this.list = element.querySelector('[data-part="recent"]');
         this.place = null;
         this.bar = null;
+        this.going = []; // ids of the runs under way
         this.shown = "";
         this.readAt = Number.NEGATIVE_INFINITY;
         this.timer = 0;
@@ -54,7 +56,13 @@ export class Sidebar {
 
     // Is called after each answer of the server.
     refresh() {
-        if (performance.now() - this.readAt > READ_AGAIN) this.changed();
+        const wait = this.followsOthers ? READ_OTHERS : READ_AGAIN;
+        if (performance.now() - this.readAt > wait) this.changed();
+    }
+
+    // Whether a run is under way of which no poll reports.
+    get followsOthers() {
+        return this.going.some((id) => id !== this.bar?.run_id);
     }
 
     async read() {
@@ -68,6 +76,7 @@ export class Sidebar {
 
     show({ runs, queued, served, is_complete }) {
         if (!is_complete) this.changed(READ_AFTER);
+        this.going = runs.filter(({ tone }) => tone === "busy").map(({ id }) => id);
         const text = JSON.stringify([runs, queued, served]);
         if (text !== this.shown) {
             this.shown = text;

@@ -59,7 +59,7 @@ class _ListAnswers:
 
     async def recent(self, _: Request) -> Response:
         runs = recent_runs(await asyncio.to_thread(self._session.runs))
-        scans, is_complete = await asyncio.to_thread(self._session.scans, [run.id for run in runs])
+        scans, is_complete = await asyncio.to_thread(self._session.scans, runs)
         rows = [recent_row(run, scans.get(run.id, NOT_SCANNED)) for run in runs]
         queue = await asyncio.to_thread(queue_rows, self._session.queue)
         queued = [{"name": row["name"], "problem": row["problem"]} for row in queue["rows"]]
