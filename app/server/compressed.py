@@ -8,8 +8,8 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 _COMPRESSED = ("/api/", "/ramstream/", "/assets/")
-_AS_IT_IS = re.compile(r"/api/runs/[^/]+/file")
-"""A file of gigabytes is sent as fast as it is read, and in ranges, which count its own bytes."""
+_AS_IT_IS = re.compile(r"/api/runs/[^/]+/(file|archive)")
+"""Gigabytes are sent as fast as they are read; ranges of a file count its own bytes."""
 _LEAST = 1_000
 """Bytes below which compression saves no packet."""
 _LEVEL = 4

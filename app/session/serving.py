@@ -115,7 +115,9 @@ class Serving:
     # ------------------------------------------------------------------ what pages see
 
     def state(self) -> dict[str, Any]:
-        """Returns which run is served, under which names, and the job that loads its weights."""
+        """Returns which run is served, under which names, the job that loads its weights, and why
+        none can be served where a run needs the machine.
+        """
         served, job = self._served, self._job
         is_loading = job is not None and job.state == "working"
         return {
@@ -126,7 +128,13 @@ class Serving:
             "asked": sum(model.asked for model in self._models.values()),
             "note": self._ended,
             "slow": self.slow_note(),
+            "refused": self._refusal(),
         }
+
+    def _refusal(self) -> str:
+        """Returns why no run can be served at the moment, or an empty text."""
+        busy = self._offered.busy()
+        return "" if busy is None else f"{busy.sentence} {busy.remedy}"
 
     def served(self) -> Served | None:
         """Returns the run that is served, if there is one."""

@@ -85,19 +85,18 @@ def _turns(question: str, number: int) -> list[dict]:
 
 
 def make_tokenizer(rows: list[dict]):
-    """A small byte-level BPE tokenizer: digits and numeral letters stand alone, the words of the
-    questions merge.
+    """A small byte-level BPE tokenizer: the words of the questions merge, and the letters of
+    numerals stand alone, since it learns no merges from answers. Texts are divided as SmolLM2
+    divides them, so llama.cpp reads the model.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(
-                Regex(r"\p{N}|[MDCLXVI](?![a-z])| ?\p{L}+|\s|[^\s\p{L}\p{N}]+"), "isolated"
-            ),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     )
     backend.decoder = decoders.ByteLevel()
@@ -107,7 +106,8 @@ def make_tokenizer(rows: list[dict]):
         show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    backend.train_from_iterator((m["content"] for row in rows for m in row["messages"]), trainer)
+    questions = (m["content"] for row in rows for m in row["messages"] if m["role"] == "user")
+    backend.train_from_iterator(questions, trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token="<|pad|>",

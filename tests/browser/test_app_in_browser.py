@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import pytest
 from playwright.sync_api import expect
@@ -130,15 +131,24 @@ def test_the_whole_job(page, context, server):
     expect(newest).to_contain_text(str(server.folder / "exported"))
     both = re.compile(f"{checked}.*{checked}", re.DOTALL)
     expect(page.locator(".rs-exports")).to_contain_text(both)
-    newest.get_by_text("Download (").click()
+    with page.expect_download() as whole:
+        newest.get_by_role("link", name="Download all").click()
+    with zipfile.ZipFile(whole.value.path()) as files:
+        assert files.testzip() is None and "exported/config.json" in files.namelist()
+    newest.get_by_text(re.compile(r"^\d+ files$")).click()
     with page.expect_download() as download:
         newest.get_by_role("link", name="config.json", exact=True).click()
     assert (
         download.value.path().read_bytes() == (server.folder / "exported/config.json").read_bytes()
     )
-    expect(page.locator("[data-part=use-rows]")).to_contain_text(
-        f"vllm serve {server.folder / 'exported'}"
-    )
+    uses = page.get_by_role("region", name="Commands for the export")
+    expect(uses).to_contain_text(f"vllm serve {server.folder / 'exported'}")
+    own = server.runs / run_id / "export"
+    uses.get_by_label("Export").select_option(str(own))
+    expect(uses).to_contain_text(f"vllm serve {own}")
+    command = page.get_by_label("Export without a browser", exact=True)
+    page.locator("[data-part=export]").get_by_label("Precision").select_option("float32")
+    expect(command).to_contain_text("--form model --dtype float32")
     open_view(page, "overview")
     card = verdict(page)
     expect(card).to_contain_text("Validation loss fell")

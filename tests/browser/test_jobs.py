@@ -76,12 +76,14 @@ def test_nothing_can_be_exported_or_pushed_before_the_page_knows_of_which_run(
     page.unroute("**/api/live/**")
     open_view(page, "overview")
     open_view(page, "export")  # it asks again
-    for card in cards:
-        expect(card.locator("form")).to_be_visible()
+    expect(cards[0].locator("form")).to_be_visible()
+    expect(cards[1]).to_contain_text("Export the model first.")
+    expect(cards[1].locator("form")).to_be_hidden()
 
     # A form that this model cannot have is not offered, and why is said.
     form = cards[0].get_by_label("Form")
     expect(form.locator("option:enabled")).to_have_text(["Folder (transformers)"])
+    expect(form.locator("option[value=gguf]")).to_have_text("GGUF file (not for this model)")
     expect(cards[0].locator("[data-field=no-gguf]")).to_contain_text("does not divide texts")
     page.close()
 

@@ -17,12 +17,13 @@ from engine.errors import RamstreamError
 from engine.model.lora.peft_folder import CONFIG as ADAPTER_CONFIG
 from engine.paths import program_command
 from engine.runs.record.run_folder import RunFolder
+from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.exports import OTHER_TOKENS, NotedExport, noted_exports
 from engine.safe_files import FileFault
 from engine.training.checkpoints.saved_on_disk import SavedSteps, saved_steps
 from engine.training.export.export_size import export_sizes
 from engine.training.export.gguf_forecast import GgufForecast, forecast
-from engine.training.export.gguf_known import gguf_file_name
+from engine.training.export.gguf_known import GGUF_LABELS, gguf_file_name
 from engine.training.export.modelfile import MODELFILE
 from engine.training.export.serve_commands import (
     ExportCommand,
@@ -31,37 +32,37 @@ from engine.training.export.serve_commands import (
     what_to_type,
 )
 
+_GREETING, _SHORT = "Hello!", 120
+"""Prompt where the run has no shorter one of its own than so many characters."""
+
 
 @dataclass(frozen=True)
 class _Exported:
     """A folder with the exported model."""
 
     path: str
-    about: str
+    label: str
+    """Form, dtype and step."""
     is_adapter: bool
+    place: Path
+    within: Path
+    """Folder from which the way to `place` and its files has no link."""
     file: str = ""
     """Name of the GGUF file in it, if it has one."""
     check: str = ""
     """Sentence on whether it reads the run's data as they were trained."""
-
-    @property
-    def as_dict(self) -> dict[str, Any]:
-        files = files_of(Path(self.path))
-        return {
-            "path": self.path,
-            "about": self.about,
-            "check": self.check,
-            "is_other": self.check.startswith(OTHER_TOKENS),
-            "files": [{"name": name, "bytes": size} for name, size in files.items()],
-        }
+    note: str = ""
 
 
-def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]:
-    """Returns the `exports` of a run, the newest first, with why its own cannot be used (`fault`);
-    which weights an export takes (`caption`), and the `folder` it is offered; the bytes that each
-    form takes in each dtype (`sizes`), where they are known, and the names of GGUF files by dtype;
-    commands that use the newest export (`uses`), of which there are none before, and others
-    (`rows`). `login` says whether this machine has a token of the Hugging Face hub.
+def export_details(
+    folder: RunFolder, snapshot: RunSnapshot, has_export_failed: bool
+) -> dict[str, Any]:
+    """Returns the `exports` of a run, the newest first, with the commands that use each, and why
+    its own cannot be used (`fault`); which weights an export takes (`caption`), and the `folder` it
+    is offered; the bytes that each form takes in each dtype (`sizes`), where they are known, and
+    the names of GGUF files by dtype; the beginning of the command that exports, and other commands
+    (`rows`); and the `question` that examples for programs ask. `login` says whether this machine
+    has a token of the Hugging Face hub.
     """
     there = saved_steps(folder.checkpoints_path, folder.best_path)
     saved = there.exported(_export_from(folder))
@@ -71,29 +72,25 @@ def export_details(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]
     own_path = str(folder.path.resolve() / folder.export_path.name)
     target = own_path if is_owed else _free_folder(folder)
     gguf = forecast(_base_of(folder))
+    is_saved = saved is not None
     rows = []
-    if saved is not None:
-        runs = str(folder.path.resolve().parent)
-        command = shlex.join(["export", folder.id, target, "--runs-dir", runs])
-        rows.append({"label": "Export without a browser", "text": f"{program_command()} {command}"})
-    if saved is not None or exports:
-        rows.append({"label": "Serve without a browser", "text": _serve_command(folder)})
+    if is_saved or exports:
+        rows.append({"label": "Serve without a browser", "text": _command(folder, "serve")})
     return {
-        "exports": [each.as_dict for each in exports],
+        "exports": [_shown(folder, each, gguf, is_saved) for each in exports],
         "fault": fault,
         "caption": _caption(saved, there),
         "folder": target,
-        "can_export": saved is not None,
+        "can_export": is_saved,
         "sizes": _sizes(folder),
         "gguf_names": {kind: gguf_file_name(settings_name(folder), kind) for kind in GGUF_TYPES},
-        "can_serve": saved is not None or folder.has_export or folder.is_running(),
+        "can_serve": is_saved or folder.has_export or folder.is_running(),
         "has_adapters": _has_adapters(folder),
         "no_gguf": gguf.why_not,
-        "uses": _uses(folder, exports[0], gguf, saved is not None) if exports else [],
+        "command": _command(folder, "export"),
         "rows": rows,
-        "pushed": exports[0].path if exports else "",
+        "question": _question(snapshot),
         "login": _has_login(),
-        "template": "" if exports != own or not own else _template_text(folder, own[0], gguf),
     }
 
 
@@ -116,6 +113,32 @@ def files_of(exported: Path) -> dict[str, int]:
 def _sizes(folder: RunFolder) -> dict[str, dict[str, int]]:
     sizes = export_sizes(folder)
     return {} if sizes is None else sizes.of_all_forms
+
+
+def _question(snapshot: RunSnapshot) -> str:
+    """Returns a prompt that the run was asked, which its model may know to answer: the longest of
+    the short ones, since a prompt such as "And 5?" goes on from earlier turns.
+    """
+    asked = [sample.get("prompt", "") for one in snapshot.exact_matches for sample in one.samples]
+    asked += [pair["prompt"] for one in snapshot.prompt_answers for pair in one.answers]
+    short = [text for text in asked if 0 < len(text) <= _SHORT and "\n" not in text]
+    return max(short, key=len, default=_GREETING)
+
+
+def _shown(
+    folder: RunFolder, each: _Exported, gguf: GgufForecast, is_saved: bool
+) -> dict[str, Any]:
+    files = files_of(Path(each.path))
+    return {
+        "path": each.path,
+        "label": each.label,
+        "note": each.note,
+        "check": each.check,
+        "is_other": each.check.startswith(OTHER_TOKENS),
+        "files": [{"name": name, "bytes": size} for name, size in files.items()],
+        "uses": _uses(folder, each, gguf, is_saved),
+        "template": _template_text(each, gguf),
+    }
 
 
 def _uses(
@@ -154,12 +177,14 @@ def _own_export(folder: RunFolder, there: SavedSteps) -> tuple[list[_Exported], 
         reason = str(error) if isinstance(error, FileFault) else f"{error.strerror}: {path}."
         return [], f"The run's own export cannot be used: {reason}"
     step = there.exported(_export_from(folder))
-    which = "Best model" if step is not None and step == there.best else "Model"
-    words = which if step is None else f"{which} (step {step:,})"
     is_adapter = safe_files.is_file(folder.export_path / ADAPTER_CONFIG, folder.root)
-    about = f"{words}; only your account can read it"
+    label = "Adapters" if is_adapter else "Folder"
+    if step is not None:
+        label += f", {'best model, ' if step == there.best else ''}step {step:,}"
     checks = {each.path: each.check for each in noted_exports(folder.root, folder.id)}
-    return [_Exported(str(path), about, is_adapter, check=checks.get(str(path), ""))], ""
+    check, note = checks.get(str(path), ""), "Only your account can read it."
+    place = folder.export_path, folder.root
+    return [_Exported(str(path), label, is_adapter, *place, check=check, note=note)], ""
 
 
 def _other_exports(folder: RunFolder) -> list[_Exported]:
@@ -168,15 +193,18 @@ def _other_exports(folder: RunFolder) -> list[_Exported]:
     for noted in noted_exports(folder.root, folder.id):
         if noted.path == own:
             continue
-        about = f"Step {noted.step:,}, {_kind(noted)}, {noted.dtype}"
-        found.append(_Exported(noted.path, about, noted.is_adapter, noted.file, noted.check))
+        label = f"{_kind(noted)}, step {noted.step:,}"
+        place = Path(noted.path)
+        found.append(
+            _Exported(noted.path, label, noted.is_adapter, place, place, noted.file, noted.check)
+        )
     return found
 
 
 def _kind(noted: NotedExport) -> str:
     if noted.file:
-        return "GGUF file"
-    return "adapters" if noted.is_adapter else "model"
+        return f"GGUF file, {GGUF_LABELS.get(noted.dtype, noted.dtype)}"
+    return f"{'Adapters' if noted.is_adapter else 'Folder'}, {noted.dtype}"
 
 
 def _free_folder(folder: RunFolder) -> str:
@@ -202,8 +230,8 @@ def _has_adapters(folder: RunFolder) -> bool:
         return False
 
 
-def _serve_command(folder: RunFolder) -> str:
-    command = shlex.join(["serve", folder.id, "--runs-dir", str(folder.path.resolve().parent)])
+def _command(folder: RunFolder, name: str) -> str:
+    command = shlex.join([name, folder.id, "--runs-dir", str(folder.path.resolve().parent)])
     return f"{program_command()} {command}"
 
 
@@ -228,16 +256,16 @@ def _ollama_name(folder: RunFolder) -> str:
     return "-".join(parts) or "my-model"
 
 
-def _template_text(folder: RunFolder, own: _Exported, gguf: GgufForecast) -> str:
-    """Returns a text on the template in the Modelfile of a run's own export."""
+def _template_text(each: _Exported, gguf: GgufForecast) -> str:
+    """Returns a text on the template in the Modelfile of an export."""
     if not gguf.is_read:
         return ""
     try:
-        content = safe_files.read_bytes(folder.export_path / MODELFILE, folder.root)
+        content = safe_files.read_bytes(each.place / MODELFILE, each.within)
     except FileFault as error:
         return f"Its Modelfile cannot be read: {error.strerror}."
     except OSError:
-        if own.is_adapter:
+        if each.is_adapter:
             return "An adapter has no Modelfile; export the whole model for Ollama."
         return "Its Modelfile is gone; export the model again for Ollama."
     text = content.decode("utf-8", "replace")

@@ -4,12 +4,17 @@
 import { inBytes } from "../../shared/bytes.js";
 import { copyText, el, field, send } from "../../shared/dom.js";
 import { JobView, noticeJobs } from "../../shared/jobs.js";
+import { shellWord } from "../../shared/shell.js";
 import { ServeCard } from "../serve/serve_card.js";
+import { ExportUses, exportOption } from "./export_uses.js";
 import { commandRow } from "./settings_view.js";
 
 const UNEXPORTED =
     "An export is a folder for transformers and vLLM, or a GGUF file for llama.cpp, Ollama and " +
     "LM Studio.";
+
+const NOTHING_TO_UPLOAD = "Export the model first. Then you can upload it from here.";
+const NO_GGUF = "GGUF file (not for this model)";
 
 // Precisions by form, the usual one first.
 const PRECISIONS = {
@@ -30,12 +35,17 @@ export class ExportView {
             send(`/api/runs/${encodeURIComponent(this.run)}/export`, wanted),
         );
         this.serving = new ServeCard(root, changed);
-        this.pushing = new ExportJob(root, "push", "pushing", (wanted) =>
-            send(`/api/runs/${encodeURIComponent(this.run)}/push`, wanted),
+        this.uses = new ExportUses(root);
+        this.pushing = new ExportJob(root, "push", "pushing", ({ folder, other, ...wanted }) =>
+            send(`/api/runs/${encodeURIComponent(this.run)}/push`, {
+                ...wanted,
+                folder: folder || other,
+            }),
         );
-        // What was exported is what a person uploads next. The next poll reads where it is.
+        this.pushing.form.elements.folder.addEventListener("change", () => this.askForFolder());
+        // The next poll reads where it is, and offers another folder for the next one.
         this.exporting.done = () => {
-            for (const job of [this.exporting, this.pushing]) job.form.elements.folder.value = "";
+            this.exporting.form.elements.folder.value = "";
             // The list of exports shows it; a screen reader reads the sentence.
             this.exporting.caption.classList.add("rs-hidden");
             this.version = null;
@@ -44,6 +54,9 @@ export class ExportView {
         form.addEventListener("change", () => this.offerPrecisions());
         dtype.addEventListener("change", () => this.showSize());
         folder.addEventListener("change", () => this.readRoom());
+        this.exporting.form.addEventListener("input", () => this.showCommands());
+        this.ggufOption = form.querySelector('option[value="gguf"]');
+        this.ggufLabel = this.ggufOption.textContent;
         this.clear();
     }
 
@@ -84,12 +97,15 @@ export class ExportView {
         const offered = Object.entries(PRECISIONS[form.value] ?? PRECISIONS.folder);
         dtype.replaceChildren(...offered.map(([value, text]) => el("option", { value }, text)));
         this.showSize();
+        this.showCommands();
     }
 
     clear() {
         this.run = null;
         this.version = null;
         this.sizes = {};
+        this.command = "";
+        this.rows = [];
         this.ggufNames = {};
         this.free = null;
         this.exporting.clear();
@@ -97,17 +113,11 @@ export class ExportView {
         this.pushing.clear();
         this.serving.clear();
         field(this.root, "export-weights").textContent = "";
-        for (const name of [
-            "export-template",
-            "export-fault",
-            "exported-title",
-            "exported-about",
-            "login",
-        ])
+        for (const name of ["export-fault", "exported-title", "exported-about", "login"])
             field(this.root, name).textContent = "";
         this.root.querySelector('[data-part="exports"]').replaceChildren();
-        this.showCommands("uses", "use-rows", []);
-        this.showCommands("export-commands", "export-rows", []);
+        this.uses.clear();
+        this.showCommands();
     }
 
     // Reads what can be exported: again when the state of the run has changed.
@@ -129,26 +139,50 @@ export class ExportView {
     }
 
     show(details) {
-        const { folder, can_export, can_serve, has_adapters, no_gguf, caption } = details;
-        const { uses, rows, pushed, template } = details;
+        const { exports, folder, can_export, can_serve, has_adapters, caption } = details;
         this.showExports(details);
-        field(this.root, "login").replaceChildren(...aboutLogin(details.login));
         this.exporting.form.elements.folder.value ||= folder; // what a person has typed stays
-        this.pushing.form.elements.folder.value ||= pushed;
         field(this.root, "export-weights").textContent = caption;
-        field(this.root, "export-template").textContent = template;
         this.exporting.form.hidden = !can_export;
         this.sizes = details.sizes;
         this.ggufNames = details.gguf_names;
         this.readRoom();
         const adapters = this.exporting.form.querySelector('option[value="adapter"]');
         adapters.hidden = adapters.disabled = !has_adapters;
-        this.exporting.form.querySelector('option[value="gguf"]').disabled = Boolean(no_gguf);
-        field(this.root, "no-gguf").textContent = no_gguf;
-        this.pushing.form.hidden = false;
-        this.serving.setRun(this.run, can_serve);
-        this.showCommands("uses", "use-rows", uses);
-        this.showCommands("export-commands", "export-rows", rows);
+        this.offerGguf(details.no_gguf);
+        this.offerUpload(exports, details.login);
+        this.serving.setRun(this.run, can_serve, details.question);
+        this.uses.show(exports);
+        this.command = can_export ? details.command : "";
+        this.rows = details.rows;
+        this.showCommands();
+    }
+
+    // whyNot: why there is no GGUF file of the model, or an empty text.
+    offerGguf(whyNot) {
+        this.ggufOption.disabled = Boolean(whyNot);
+        this.ggufOption.textContent = whyNot ? NO_GGUF : this.ggufLabel;
+        field(this.root, "no-gguf").textContent = whyNot;
+    }
+
+    // What a person has chosen stays for as long as it is there.
+    offerUpload(exports, hasToken) {
+        const { folder } = this.pushing.form.elements;
+        const chosen = this.pushing.form.hidden ? exports[0]?.path : folder.value;
+        const other = el("option", { value: "" }, "Another folder …");
+        folder.replaceChildren(...exports.map(exportOption), other);
+        const isThere = chosen === "" || exports.some(({ path }) => path === chosen);
+        folder.value = isThere ? chosen : (exports[0]?.path ?? "");
+        this.pushing.form.hidden = !exports.length;
+        const login = exports.length ? aboutLogin(hasToken) : [NOTHING_TO_UPLOAD];
+        field(this.root, "login").replaceChildren(...login);
+        this.askForFolder();
+    }
+
+    askForFolder() {
+        const { folder, other } = this.pushing.form.elements;
+        other.disabled = folder.value !== "";
+        other.parentElement.hidden = other.disabled;
     }
 
     showExports({ exports, fault }) {
@@ -161,10 +195,16 @@ export class ExportView {
         this.exporting.form.querySelector("button").classList.toggle("rs-primary", !exports.length);
     }
 
-    showCommands(card, list, rows) {
-        this.root.querySelector(`[data-part="${card}"]`).hidden = !rows.length;
-        const nodes = rows.map(commandRow);
-        this.root.querySelector(`[data-part="${list}"]`).replaceChildren(...nodes);
+    // The command that exports is that of the form as it is filled in.
+    showCommands() {
+        const { folder, form, dtype } = this.exporting.form.elements;
+        const words = [this.command, shellWord(folder.value.trim()), "--form", form.value];
+        if (dtype.value !== "auto") words.push("--dtype", dtype.value);
+        const own = { label: "Export without a browser", text: words.join(" ") };
+        const rows = this.command ? [own, ...this.rows] : this.rows;
+        this.root.querySelector('[data-part="export-commands"]').hidden = !rows.length;
+        const list = this.root.querySelector('[data-part="export-rows"]');
+        list.replaceChildren(...rows.map(commandRow));
     }
 }
 
@@ -175,7 +215,7 @@ function aboutLogin(hasToken) {
     return [`${what} You are not logged in: run `, el("code", {}, "hf auth login"), "."];
 }
 
-function exportNode(run, { path, about, check, is_other, files }) {
+function exportNode(run, { path, label, note, check, is_other, files }) {
     const code = el("code", {}, path);
     const button = el(
         "button",
@@ -187,23 +227,33 @@ function exportNode(run, { path, about, check, is_other, files }) {
         },
         "Copy path",
     );
-    const parts = [code, el("small", {}, about)];
+    const parts = [el("strong", {}, label), code];
+    if (note) parts.push(el("small", {}, note));
     if (check) parts.push(el("small", { class: is_other ? "rs-error" : "" }, check));
     if (files.length) parts.push(downloads(run, path, files));
     return el("li", {}, el("div", {}, ...parts), button);
 }
 
+// One click takes all files; each of them alone is a click further.
 function downloads(run, folder, files) {
+    const root = `/api/runs/${encodeURIComponent(run)}`;
     const links = files.map(({ name, bytes }) => {
-        const asked = new URLSearchParams({ folder, name });
-        const href = `/api/runs/${encodeURIComponent(run)}/file?${asked}`;
+        const href = `${root}/file?${new URLSearchParams({ folder, name })}`;
         const link = el("a", { href, download: name }, name);
         return el("li", {}, link, el("small", {}, inBytes(bytes)));
     });
-    const all = files.reduce((sum, { bytes }) => sum + bytes, 0);
-    const count = files.length > 1 ? `${files.length} files` : "1 file";
-    const title = `Download (${count}, ${inBytes(all)})`;
-    return el("details", {}, el("summary", {}, title), el("ul", {}, ...links));
+    const all = inBytes(files.reduce((sum, { bytes }) => sum + bytes, 0));
+    if (files.length === 1) {
+        const href = links[0].querySelector("a").href;
+        return el("a", { href, download: files[0].name, class: "rs-button" }, `Download (${all})`);
+    }
+    const href = `${root}/archive?${new URLSearchParams({ folder })}`;
+    return el(
+        "div",
+        { class: "rs-downloads" },
+        el("a", { href, download: "", class: "rs-button" }, `Download all (ZIP, ${all})`),
+        el("details", {}, el("summary", {}, `${files.length} files`), el("ul", {}, ...links)),
+    );
 }
 
 // A form that starts a job of the run, shows its progress, and says what came of it.

@@ -14,6 +14,7 @@ from engine import safe_files
 from engine.config.tree import MOST_BYTES
 from engine.paths import program_command
 from engine.runs.record.run_folder import CONFIG_FILE, RunFolder
+from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.about import NOTE_LIMIT, read_about
 from engine.runs.summaries.listing import summarize
 from engine.training.checkpoints.saved_on_disk import saved_steps
@@ -22,7 +23,7 @@ PRINTED_LINES = 40
 """Number of lines that are shown of each of the two files with a detached run's output."""
 
 
-def run_details(folder: RunFolder) -> dict[str, Any]:
+def run_details(folder: RunFolder, snapshot: RunSnapshot) -> dict[str, Any]:
     """Returns the details of a run. If one part cannot be read, the others are still returned.
 
     They are its name and note, with the limit of the note; `config` as stored in the run folder, or
@@ -50,7 +51,7 @@ def run_details(folder: RunFolder) -> dict[str, Any]:
         "config": config,
         "config_problem": problem,
         "commands": _commands(folder, summary.state if summary else ""),
-        "export": export_details(folder, summary is not None and bool(summary.export_failed)),
+        "export": export_details(folder, snapshot, bool(summary and summary.export_failed)),
         "settings": settings_in_words(folder, summary.total_steps if summary else 0),
         "printed": [*_printed(folder, STDOUT_FILE), *_printed(folder, STDERR_FILE)],
     }

@@ -14,6 +14,8 @@ GET  /api/runs/RUN/room?folder=FOLDER
     The bytes that may be written to a folder.
 GET  /api/runs/RUN/file?folder=FOLDER&name=NAME
     A file of an exported folder of the run, as a download.
+GET  /api/runs/RUN/archive?folder=FOLDER
+    All files of an exported folder of the run, as a ZIP file.
 GET  /api/runs/RUN/evaluation?limit=COUNT
     What its model was found to do beside its base model, and what can be evaluated.
 POST /api/runs/RUN/evaluate {validation, answers, blind, tasks, own, limit, chat, programs, weights}
@@ -48,6 +50,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from app.pages.run.evaluation_answers import EvaluationAnswers
+from app.pages.run.exported_archive import exported_archive
 from app.pages.run.exported_file import exported_file
 from app.pages.run.run_details import run_details
 from app.pages.run.run_watch import watch_of
@@ -74,6 +77,7 @@ def run_routes(session: Session) -> list[Route]:
         "/api/runs/{run_id}/details": answers.details,
         "/api/runs/{run_id}/room": answers.room,
         "/api/runs/{run_id}/file": answers.file,
+        "/api/runs/{run_id}/archive": answers.archive,
         "/api/runs/{run_id}/evaluation": evaluation.show,
     }
     acting = {
@@ -139,8 +143,10 @@ class _RunAnswers:
         return Response(lines, media_type="text/csv; charset=utf-8", headers=headers)
 
     async def details(self, request: Request) -> Response:
-        folder = open_run(self._session.runs_dir, _run_id(request))
-        return JSONResponse(await asyncio.to_thread(run_details, folder))
+        run_id = _run_id(request)
+        folder = open_run(self._session.runs_dir, run_id)
+        snapshot = self._session.follow(run_id).snapshot  # as far as it was read for the page
+        return JSONResponse(await asyncio.to_thread(run_details, folder, snapshot))
 
     async def room(self, request: Request) -> Response:
         open_run(self._session.runs_dir, _run_id(request))
@@ -151,6 +157,11 @@ class _RunAnswers:
         run = open_run(self._session.runs_dir, _run_id(request))
         folder, name = (request.query_params.get(key, "") for key in ("folder", "name"))
         return await asyncio.to_thread(exported_file, run, folder, name)
+
+    async def archive(self, request: Request) -> Response:
+        run = open_run(self._session.runs_dir, _run_id(request))
+        folder = request.query_params.get("folder", "")
+        return await asyncio.to_thread(exported_archive, run, folder)
 
     async def describe(self, request: Request) -> Response:
         body = await json_body(request)

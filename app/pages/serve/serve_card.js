@@ -3,10 +3,10 @@
 
 import { field, isShown, send, setText } from "../../shared/dom.js";
 import { JobView, noticeJobs } from "../../shared/jobs.js";
+import { shellWord } from "../../shared/shell.js";
 import { commandRow } from "../run/settings_view.js";
 
 const POLL_WAIT = 2000;
-const QUESTION = "Hello!";
 
 export class ServeCard {
     // changed() is called when another run is served, or none.
@@ -23,6 +23,7 @@ export class ServeCard {
 
     clear() {
         this.run = null;
+        this.question = "";
         this.state = null;
         this.shown = "";
         this.root.hidden = true;
@@ -30,9 +31,10 @@ export class ServeCard {
         this.report("");
     }
 
-    // canServe: the run has weights that can answer.
-    setRun(run, canServe) {
+    // canServe: the run has weights that can answer. question: what the examples ask.
+    setRun(run, canServe, question) {
         this.run = run;
+        this.question = question;
         this.root.hidden = !canServe;
         this.poll();
     }
@@ -59,12 +61,14 @@ export class ServeCard {
         this.served = state.run_id;
         this.view.show(loading?.about === this.run ? loading : null);
         setText(this.button, isOurs ? "Stop serving" : "Start serving");
-        this.button.disabled = this.isBusy || Boolean(loading);
+        const isRefused = !isOurs && Boolean(state.refused);
+        this.button.disabled = this.isBusy || Boolean(loading) || isRefused;
         setText(field(this.root, "serve-about"), about(state, isOurs));
-        const version = JSON.stringify(isOurs ? [state.models, state.key] : []);
+        const version = JSON.stringify(isOurs ? [state.models, state.key, this.question] : []);
         if (version === this.shown) return; // what a person has selected stays
         this.shown = version;
-        this.lines.replaceChildren(...(isOurs ? linesOf(state).map(commandRow) : []));
+        const lines = isOurs ? linesOf(state, this.question) : [];
+        this.lines.replaceChildren(...lines.map(commandRow));
     }
 
     async toggle() {
@@ -99,18 +103,17 @@ export class ServeCard {
     }
 }
 
-function about({ run_id, name, asked, note, slow }, isOurs) {
-    if (!isOurs && run_id)
-        return `${name} is served at the moment. Serving this run takes its place.`;
+function about({ run_id, name, asked, note, refused, slow }, isOurs) {
+    if (!isOurs && refused) return refused;
+    if (!isOurs && run_id) return `${name} is being served. This run would take its place.`;
     if (!isOurs)
-        return (
-            note || "Any program that speaks OpenAI's API can talk to this run, without an export."
-        );
-    const answers = asked > 1 ? `${asked} answers are` : `${asked || "No"} answer is`;
-    return `Serving. ${answers} under way. ${slow}`.trim();
+        return note || "Any program that speaks OpenAI's API can use this run, without an export.";
+    const answers = asked === 1 ? "1 answer" : `${asked} answers`;
+    const now = asked ? `Serving · writing ${answers}` : "Serving";
+    return slow ? `${now}. ${slow}` : now;
 }
 
-function linesOf({ models, key }) {
+function linesOf({ models, key }, question) {
     const base = `${location.origin}/v1`;
     const [trained, before] = models;
     return [
@@ -118,12 +121,12 @@ function linesOf({ models, key }) {
         { label: "API key", text: key },
         { label: "Model", text: trained },
         { label: "Base model", text: before },
-        { label: "Python (openai)", text: python(base, key, trained) },
-        { label: "curl", text: curl(base, key, trained) },
+        { label: "Python (openai)", text: python(base, key, trained, question) },
+        { label: "curl", text: curl(base, key, trained, question) },
     ];
 }
 
-function python(base, key, model) {
+function python(base, key, model, question) {
     const [url, secret, name] = [base, key, model].map((text) => JSON.stringify(text));
     return [
         "from openai import OpenAI",
@@ -134,23 +137,18 @@ function python(base, key, model) {
         ")",
         "answer = client.chat.completions.create(",
         `    model=${name},`,
-        `    messages=[{"role": "user", "content": ${JSON.stringify(QUESTION)}}],`,
+        `    messages=[{"role": "user", "content": ${JSON.stringify(question)}}],`,
         ")",
         "print(answer.choices[0].message.content)",
     ].join("\n");
 }
 
-function curl(base, key, model) {
-    const body = { model, messages: [{ role: "user", content: QUESTION }] };
+function curl(base, key, model, question) {
+    const body = { model, messages: [{ role: "user", content: question }] };
     return [
         `curl ${base}/chat/completions \\`,
         `  -H "Authorization: Bearer ${key}" \\`,
         '  -H "Content-Type: application/json" \\',
-        `  -d ${quoted(JSON.stringify(body))}`,
+        `  -d ${shellWord(JSON.stringify(body))}`,
     ].join("\n");
-}
-
-// A text as one word of a shell.
-function quoted(text) {
-    return `'${text.replaceAll("'", "'\\''")}'`;
 }

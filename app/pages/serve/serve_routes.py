@@ -26,7 +26,7 @@ def serve_routes(serving: Serving, key: ApiKey | None) -> list[Route]:
     """Returns the routes about `serving`, whose clients need `key`."""
 
     async def show(_: Request) -> Response:
-        state = serving.state()
+        state = await asyncio.to_thread(serving.state)
         if state["run_id"] is not None and key is not None:
             state["key"] = await asyncio.to_thread(key.text)
         return JSONResponse(state)

@@ -21,7 +21,8 @@ POLICIES = {
         /api/compare /api/folders /api/folders/{number} /api/hardware /api/hardware/choices
         /api/jobs /api/jobs/{number} /api/presets /api/live /api/live/{run_id} /api/recent /api/runs
         /api/runs/{run_id}/curves.csv /api/runs/{run_id}/details /api/runs/{run_id}/evaluation
-        /api/runs/{run_id}/file /api/runs/{run_id}/log /api/runs/{run_id}/room
+        /api/runs/{run_id}/archive /api/runs/{run_id}/file /api/runs/{run_id}/log
+        /api/runs/{run_id}/room
         /api/runs/{run_id}/stretch
         /api/runs/{run_id}/timeline /api/runs/{run_id}/trace /api/sessions /api/chat
         /api/chat/choices /api/serve /api/uploads /login /ramstream/{name:path} /ramstream/plotly.js

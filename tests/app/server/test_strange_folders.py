@@ -273,11 +273,13 @@ def test_a_modelfile_that_is_no_text_is_shown_as_far_as_it_is(session):
     (folder.export_path / "Modelfile").write_bytes(b"FROM .\n\xff\xfe\nTEMPLATE x\n")
     answer = get(session, f"/api/runs/{folder.id}/details")
     assert answer.status_code == 200
-    assert answer.json()["export"]["template"].startswith("Includes an Ollama Modelfile")
+    assert answer.json()["export"]["exports"][0]["template"].startswith(
+        "Includes an Ollama Modelfile"
+    )
     (folder.export_path / "Modelfile").unlink()
     os.mkfifo(folder.export_path / "Modelfile")
     home = get(session, f"/api/runs/{folder.id}/details").json()["export"]
-    assert "Modelfile is a pipe" in home["fault"] and not home["pushed"]
+    assert "Modelfile is a pipe" in home["fault"] and not home["exports"]
 
 
 # ---------------------------------------------------------------------- who may look (number 8)

@@ -101,6 +101,15 @@ def test_a_run_without_weights_is_refused(serving, tmp_path):
         serving.all.start(folder.id)
 
 
+def test_whether_any_can_be_served_is_known_before_it_is_asked_for(serving, monkeypatch):
+    assert serving.all.state()["refused"] == ""
+    monkeypatch.setattr(Session, "active_id", property(lambda _: serving.run_id))
+    refused = "Tiny is training. Pause it first, or wait until it ends."
+    assert serving.all.state()["refused"] == refused
+    with pytest.raises(RunError, match=refused):
+        serving.all.start(serving.run_id)
+
+
 def test_a_load_that_fails_serves_nothing(serving, fake):
     fake.fit_together = refuse
     assert start(serving).error == "It is too large." and serving.all.served() is None

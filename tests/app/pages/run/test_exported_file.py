@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
+import zipfile
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
+from app.pages.run import exported_archive
 from app.pages.run.exported_file import OpenedFile
 from app.server.compressed import Compressed
 from engine import safe_files
@@ -83,3 +88,36 @@ def test_ranges_are_those_that_are_asked_for(ask):
     head = ask("HEAD")
     assert head.status_code == 200 and head.content == b""
     assert head.headers["content-length"] == str(len(CONTENT))
+
+
+def test_a_folder_comes_whole_as_it_is_and_what_is_broken_off_leaves_nothing_open(
+    path, monkeypatch
+):
+    run = SimpleNamespace(id="r", export_path=path.parent / "export")
+    monkeypatch.setattr(exported_archive, "export_folders", lambda _: [str(path.parent)])
+
+    async def archive(_):
+        return exported_archive.exported_archive(run, str(path.parent))
+
+    routes = [Route("/api/runs/{run_id}/archive", archive)]
+    app = Starlette(routes=routes, middleware=[Middleware(Compressed)])
+
+    async def fetch():
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+        return await client.get("/api/runs/a/archive")
+
+    whole = asyncio.run(fetch())
+    assert "content-encoding" not in whole.headers
+    with zipfile.ZipFile(io.BytesIO(whole.content)) as files:
+        assert files.testzip() is None
+        assert files.read(f"{path.parent.name}/{path.name}") == CONTENT
+
+    async def gone(message):
+        if message["type"] == "http.response.body":
+            raise OSError("The browser is gone.")
+
+    before = len(os.listdir("/proc/self/fd"))
+    answer = asyncio.run(archive(None))
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(answer({"type": "http", "asgi": {"spec_version": "2.4"}}, None, gone))
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -10,23 +10,25 @@ import shlex
 import shutil
 import threading
 import time
+import zipfile
 from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
 
+from app.pages.run.export_details import export_details
 from app.session import run_list as run_list_module
 from app.session.session import Session
 from app.shared.run_table import Asked
 from engine.config.export_choice import ExportChoice
 from engine.errors import RunError
-from engine.runs.record.events import StateChanged
+from engine.runs.record.events import ExactMatchMeasured, StateChanged
 from engine.runs.record.following import replay
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run, open_run
 from engine.runs.summaries.about import write_about
 from engine.runs.summaries.exports import EXPORTS_FILE, NotedExport, note_export
-from tests.support.folded import fold
+from tests.support.folded import fold, fold_of
 from tests.support.routes import wait_for
 from tests.support.sessions import CONFIG, at_once, finished_run, get, post
 from tests.support.synthetic_run import run_events
@@ -338,8 +340,11 @@ def test_a_push_is_a_job_and_private_unless_asked(session, engine, tmp_path, giv
 def test_export_says_what_to_type_and_whether_the_template_was_checked(session):
     folder = finished_run(session, name="Roman Numerals!")
     home = get(session, f"/api/runs/{folder.id}/details").json()["export"]
-    assert home["template"] == "" and home["pushed"] == "" and home["exports"] == []
-    assert home["uses"] == [], "there is nothing to use yet"
+    assert home["exports"] == [], "there is nothing to use yet"
+    assert home["question"] == "Hello!", "the run was asked nothing"
+    texts = ("1 + 1?", "And 3?", "How many?\nAnswer:", "long " * 40)
+    asked = ExactMatchMeasured(1, "after", 0, 4, [{"prompt": text} for text in texts])
+    assert export_details(folder, fold_of(asked), False)["question"] == "1 + 1?"
     target = session.runs_dir.parent / "exports" / folder.id
     assert home["folder"] == str(target)
     folder.export_path.mkdir()
@@ -351,9 +356,9 @@ def test_export_says_what_to_type_and_whether_the_template_was_checked(session):
     ):
         if content is not None:
             (folder.export_path / "Modelfile").write_text(content)
-        home = get(session, f"/api/runs/{folder.id}/details").json()["export"]
-        assert words in home["template"] and home["pushed"] == str(folder.export_path.resolve())
-    texts = "\n".join(row["text"] for row in home["uses"])
+        (own,) = get(session, f"/api/runs/{folder.id}/details").json()["export"]["exports"]
+        assert words in own["template"] and own["path"] == str(folder.export_path.resolve())
+    texts = "\n".join(row["text"] for row in own["uses"])
     for words in (
         "from transformers import",
         f"vllm serve {folder.export_path.resolve()}",
@@ -369,11 +374,11 @@ def test_export_says_what_to_type_for_an_adapter(session):
     assert not details["export"]["has_adapters"]
     folder.export_path.mkdir()
     (folder.export_path / "adapter_config.json").write_text("{}")
-    home = get(session, f"/api/runs/{folder.id}/details").json()["export"]
-    texts = "\n".join(row["text"] for row in home["uses"])
+    (own,) = get(session, f"/api/runs/{folder.id}/details").json()["export"]["exports"]
+    texts = "\n".join(row["text"] for row in own["uses"])
     assert "AutoPeftModelForCausalLM" in texts and "--enable-lora --lora-modules" in texts
-    assert "ollama" not in texts and home["pushed"] == str(folder.export_path.resolve())
-    assert home["template"] == "An adapter has no Modelfile; export the whole model for Ollama."
+    assert "ollama" not in texts and own["label"] == "Adapters"
+    assert own["template"] == "An adapter has no Modelfile; export the whole model for Ollama."
 
 
 def test_an_export_to_another_folder_is_known_and_used(session):
@@ -390,10 +395,9 @@ def test_an_export_to_another_folder_is_known_and_used(session):
         target.mkdir(parents=True)
         note_export(runs, NotedExport(folder.id, str(target), 7, "bfloat16", False, float(number)))
         newest = home()["exports"][0]
-        assert (newest["path"], newest["about"]) == (str(target), "Step 7, model, bfloat16")
+        assert (newest["path"], newest["label"]) == (str(target), "Folder, bfloat16, step 7")
         assert newest["files"] == [] and newest["check"] == "" and not newest["is_other"]
-        assert home()["pushed"] == str(target)
-        assert f"vllm serve {target}" in [row["text"] for row in home()["uses"]]
+        assert f"vllm serve {target}" in [row["text"] for row in newest["uses"]]
     assert [Path(each["path"]).name for each in home()["exports"]] == [
         f"{folder.id}-2",
         folder.id,
@@ -408,6 +412,17 @@ def test_an_export_to_another_folder_is_known_and_used(session):
     (target / "model é.gguf").write_bytes(content)
     (target / "link").symlink_to(EXPORTS_FILE)
     assert home()["exports"][0]["files"] == [{"name": "model é.gguf", "bytes": len(content)}]
+    # Each export keeps its own lines and its own warning.
+    (target / "Modelfile").write_text("FROM .\n# There is no TEMPLATE here: it has none.\n")
+    noted = NotedExport(folder.id, str(target), 7, "q8_0", False, 3.0, "model é.gguf")
+    note_export(runs, noted)
+    file, other = home()["exports"][:2]
+    assert (file["label"], other["label"]) == (
+        "GGUF file, Q8_0, step 7",
+        "Folder, bfloat16, step 7",
+    )
+    assert "no TEMPLATE: it has none." in file["template"] and "is gone" in other["template"]
+    assert "lms import" in str(file["uses"]) and "vllm serve" in str(other["uses"])
 
     def download(place, name):
         asked = urlencode({"folder": str(place), "name": name})
@@ -419,12 +434,22 @@ def test_an_export_to_another_folder_is_known_and_used(session):
     # Nothing else is given away: no other file, no link, and no folder that was not exported to.
     for place, name in ((target, "link"), (target, "../x"), (target, ""), (runs, EXPORTS_FILE)):
         assert download(place, name).status_code == 404, name
+    archive = f"/api/runs/{folder.id}/archive?"
+    answer = get(session, archive + urlencode({"folder": str(target)}))
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as files:
+        assert files.namelist() == [
+            f"{target.name}/{name}" for name in ("Modelfile", "model é.gguf")
+        ]
+        assert files.testzip() is None and files.read(files.namelist()[1]) == content
+    assert answer.headers["content-disposition"].endswith(f"{target.name}.zip")
+    for place in (runs, "", target / ".."):
+        assert get(session, archive + urlencode({"folder": str(place)})).status_code == 404, place
     assert get(session, f"/api/runs/{folder.id}/room?folder={target}").json()["free"] > 0
     shutil.rmtree(target)  # one that is gone, one of another run and damage are left out
     note_export(runs, NotedExport("another", str(runs), 7, "float32", True, 3.0))
     with (runs / EXPORTS_FILE).open("ab") as file:
         file.write(b"\xff{}\n")
-    assert len(home()["exports"]) == 2 and home()["pushed"].endswith(folder.id)
+    assert [Path(each["path"]).name for each in home()["exports"]] == [folder.id, "export"]
 
 
 def test_the_state_of_the_login_is_known_without_asking_the_hub(session, monkeypatch):

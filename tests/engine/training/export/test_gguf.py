@@ -13,14 +13,17 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.config.export_choice import ExportChoice
+from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, RunError
 from engine.runs.record.run_folder import open_run
 from engine.runs.summaries.exports import noted_exports
 from engine.training.export.export import export_run
 from engine.training.export.export_size import planned_export
 from engine.training.export.gguf_family import family_of
+from engine.training.export.gguf_forecast import GgufForecast, forecast
 from engine.training.export.gguf_tokenizer import vocabulary
 from engine.training.export.push import push
+from engine.training.export.same_tokens import same_tokens
 from engine.training.loop.run import start_run
 from tests.support.folders import make_config, make_model
 from tests.support.gguf_tokenizers import TEMPLATE, known_tokenizer, pieces_tokenizer
@@ -182,9 +185,18 @@ def test_a_mixture_is_a_llama_with_experts_that_are_stacked():
 
 
 def test_a_tokenizer_that_divides_texts_otherwise_is_refused():
-    tokenizer = AutoTokenizer.from_pretrained("assets/starter-model")
+    tokenizer = AutoTokenizer.from_pretrained("assets/preference-model")
     with pytest.raises(RunError, match="does not divide texts"):
-        vocabulary(tokenizer, 291)
+        vocabulary(tokenizer, len(tokenizer))
+
+
+def test_the_example_of_the_first_minute_can_be_a_file():
+    assert forecast("assets/starter-model") == GgufForecast()
+    tokenizer = AutoTokenizer.from_pretrained("assets/starter-model")
+    written = vocabulary(tokenizer, len(tokenizer))
+    assert (written.read_as.divided_by, written.ends) == ("smollm", [tokenizer.eos_token_id])
+    data = TrainConfig.load("presets/starter.yaml").data
+    assert same_tokens(data, tokenizer, file=written).startswith("Checked: 10 rows")
 
 
 @pytest.mark.parametrize(

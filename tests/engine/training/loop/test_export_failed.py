@@ -20,6 +20,7 @@ from app.shared.run_row import Weights, run_row
 from engine.errors import RunError
 from engine.runs.record.events import ExportWritten, LogLine, StateChanged
 from engine.runs.record.run_folder import RunFolder
+from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.listing import list_runs
 from engine.tools.cli.runs import runs_as_text
 from engine.training.checkpoints.saved_on_disk import saved_steps
@@ -85,12 +86,12 @@ def test_list_page_and_terminal_say_so_until_it_is_exported(unexported, runs):
     assert ended.export_failed in shown["head"]["text"]
 
     run.folder.export_path.unlink()
-    target = run_details(run.folder)["export"]["folder"]
+    target = run_details(run.folder, RunSnapshot())["export"]["folder"]
     export_run(runs, run.id, target)
     (again,) = list_runs(runs)
     assert again.state_text == "finished" and run_row(again)["word"] == "Finished"
     assert head_of(Session(runs), run.id)["bar"]["word"] == "Finished"
-    assert run_details(run.folder)["export"]["folder"].endswith(f"exports/{run.id}")
+    assert run_details(run.folder, RunSnapshot())["export"]["folder"].endswith(f"exports/{run.id}")
 
 
 def head_of(session: Session, run_id: str) -> dict:
