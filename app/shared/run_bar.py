@@ -49,7 +49,7 @@ PENDING_LABELS = {
     "pause": "Pause requested: finishing the step.",
     "resume": "Resuming.",
     "save": "Save requested: finishing the step.",
-    "change": "Change requested: made before the next step.",
+    "change": "Edit requested: used from the next step on.",
 }
 TRANSIENT_LABELS = {
     "preparing": "Preparing.",
@@ -138,7 +138,7 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun, judged: Verdict | None = None)
         "sentence": _pending(pending, stop_saves) or shown,
         "actions": [each for each in actions if not pending and (run.saves or each != "save")],
         "pending": pending,
-        "can_be_renamed": not run.is_lost,
+        "offers": [] if run.is_lost else _offers(state, run.saved),
         "waits": bool(lacks_space_for),
         "begins_anew": run.saved.newest is None and state != "paused",
         "stop_saves": stop_saves,
@@ -163,6 +163,13 @@ def actions_in(state: str, saved: SavedSteps) -> tuple[str, ...]:
     if is_hopeless or (saved.is_weights_alone and state != "paused"):
         return tuple(action for action in actions if action != "resume")
     return actions
+
+
+def _offers(state: str, saved: SavedSteps) -> list[str]:
+    """Returns what can be done with a run whatever it is asked for, as in the list of runs."""
+    is_over = state in OVER_STATES or state == "interrupted"
+    trains_on = ["train-on"] if is_over and saved.trained_on is not None else []
+    return ["rename", "draft", *trains_on, *(["delete"] if is_over else [])]
 
 
 def recent_median(values: Sequence[float]) -> float:

@@ -37,6 +37,15 @@ window.Notification = class extends EventTarget {
 };
 Object.defineProperty(document, 'hidden', {get: () => window.away ?? false});"""
 
+UNDER_THE_NOTE = """() => {
+  const note = document.querySelector('.rs-bar-note[data-passes]').getBoundingClientRect();
+  return [...document.querySelectorAll('button, a, summary')].filter((node) => {
+    const box = node.getBoundingClientRect();
+    return node.checkVisibility() && box.width && box.bottom > note.top && box.top < note.bottom
+      && box.right > note.left && box.left < note.right;
+  }).map((node) => node.outerHTML);
+}"""
+
 
 def test_a_run_is_changed_and_tells_when_it_is_over(page, server):
     page.add_init_script(NOTIFICATIONS)
@@ -63,8 +72,9 @@ def test_a_run_is_changed_and_tells_when_it_is_over(page, server):
     height = page.locator(".rs-bar").bounding_box()["height"]
     page.keyboard.press("Enter")
     expect(dialog).to_be_hidden()
-    expect(bar(page, "note")).to_have_text("Takes effect at the next step.")
+    expect(bar(page, "note")).to_have_text("The run uses the new values from its next step.")
     assert page.locator(".rs-bar").bounding_box()["height"] == height, "It moves the page."
+    assert not page.evaluate(UNDER_THE_NOTE), "It lies over buttons."
     page.evaluate("window.away = true")
     expect_finished(page)
     assert [title for title, _ in page.evaluate("window.told")] == ["Changed: finished"]

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.config.settings import TrainConfig
-from engine.runs.record.events import BestKept, EvalFinished
+from engine.runs.record.events import BestKept, EvalFinished, ExactMatchMeasured
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
 from tests.browser.screen import (
@@ -64,6 +64,8 @@ def test_every_place_has_an_address_and_back_forward_and_a_reload_find_it(contex
     for step, loss in ((40, 0.32), (41, 0.31), (42, 0.3)):
         recorder.emit(EvalFinished(step=step, loss=loss, loss_tokens=900))
         recorder.emit(BestKept(step=step, loss=loss))
+    broken = {"prompt": "Junk?", "expected": "4", "answer": "\ufffd\x7fab"}
+    recorder.emit(ExactMatchMeasured(42, "after", 48, 50, [broken]))
     recorder.close()
     page = context.new_page()
     page.goto(f"{server.address}/?show=runs")
@@ -80,6 +82,8 @@ def test_every_place_has_an_address_and_back_forward_and_a_reload_find_it(contex
         open_view(page, view)
         expect(page).to_have_url(address(server, over.id, view))
         expect(bar(page, "name")).to_have_text("Over")
+        if view == "overview":
+            read_what_is_broken(page.locator("[data-part=answers] tr", has_text="Junk?"))
     # The other run goes on meanwhile, and the sidebar says how far it is.
     recorder = RunRecorder(going.path, going.id)
     recorder.emit(step_finished(100, 200))
@@ -121,6 +125,14 @@ def test_every_place_has_an_address_and_back_forward_and_a_reload_find_it(contex
     expect(other.locator("[data-timeline=number]")).to_have_text("Step 10")
     other.goto(f"{server.address}/?show=talk")
     expect(current(other, ".rs-nav > a")).to_have_text("Chat")
+
+
+def read_what_is_broken(row):
+    """Broken characters are folded, with a button that shows them."""
+    expect(row).to_contain_text("Unreadable characters")
+    row.get_by_role("button", name="Show").click()
+    expect(row).to_contain_text("ab")
+    expect(row).not_to_contain_text("Unreadable")
 
 
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (1366, 768), (800, 900), (390, 844)])

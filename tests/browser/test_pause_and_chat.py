@@ -81,6 +81,8 @@ def test_pause_edit_chat_and_resume_take_four_clicks_and_the_chat_stays(training
     expect(message).to_be_focused()
     expect(page.locator(".rs-chat").get_by_label("Weights")).to_have_value("current")
     expect(turn).to_be_visible()
+    about = page.locator(".rs-chat [data-field=about]")
+    expect(about).to_contain_text("The weights have changed. Your next message goes to: Capitals")
 
     bar(page, "name").click()
     open_view(page, "settings")

@@ -47,6 +47,7 @@ HOSTILE = '<img src=x onerror="window.hacked=1">${window.hacked=2}{{7*7}}'
 def test_a_run_is_renamed_its_settings_copied_and_taken_over_into_the_form(blank, context, server):
     page = blank
     folder = recorded_run(server, 40, "As it was made")
+    gone = recorded_run(server, 5, "Not needed")
     context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.address)
     page.goto(f"{server.address}/?show=runs")
     more_of(page, folder.id).get_by_role("menuitem", name="Rename").click()
@@ -78,7 +79,15 @@ def test_a_run_is_renamed_its_settings_copied_and_taken_over_into_the_form(blank
     open_page(page, "runs")
     expect(row_of(page, folder.id).locator("td[title*='Kept for later']")).to_be_visible()
     assert page.evaluate("window.hacked") is None and page.locator("img[src=x]").count() == 0
-    more_of(page, folder.id).get_by_role("menuitem", name="Duplicate").click()
+    # The menu of a run has what its row in Runs has.
+    row_of(page, gone.id).get_by_role("button", name="Open").click()
+    open_menu(page, "more").get_by_role("menuitem", name="Delete").click()
+    sure = page.get_by_role("dialog", name="Delete Not needed?")
+    sure.get_by_role("button", name="Delete").click()
+    expect(row_of(page, folder.id)).to_be_visible()
+    expect(row_of(page, gone.id)).to_have_count(0)
+    row_of(page, folder.id).get_by_role("button", name="Open").click()
+    open_menu(page, "more").get_by_role("menuitem", name="Duplicate").click()
     expect(page).to_have_url(NEW_FORM)
     expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value("As it was made")
 

@@ -1,6 +1,7 @@
 // Chat: the base model and the trained one get the same messages. The server keeps
 // the chat itself.
 
+import { isUnreadable, UNREADABLE } from "../../shared/answer_text.js";
 import { copyText, el, field, send, setText } from "../../shared/dom.js";
 import { JobView } from "../../shared/jobs.js";
 
@@ -218,7 +219,8 @@ export class Chat {
     // Shows what a person should know about these weights before they are loaded.
     async showChosen() {
         const choice = this.chosen();
-        const asked = JSON.stringify(choice);
+        // The current weights of a paused run are others once it went on.
+        const asked = JSON.stringify([choice, this.who.weights.selectedOptions[0]?.text]);
         if (asked === this.asked) return;
         this.asked = asked;
         this.showLog();
@@ -245,10 +247,13 @@ export class Chat {
         }
     }
 
-    aboutWeights({ template }, choice) {
+    aboutWeights({ template, label }, choice) {
         const sentences = template ? [] : [NO_TEMPLATE];
         const goesOn = !this.turns.length || !this.choice || isSameChoice(choice, this.choice);
         if (!goesOn && !this.isClosed) sentences.push(this.aboutNewChat());
+        const before = this.turns.at(-1)?.answers.tuned?.weights.textContent;
+        if (goesOn && before && before !== label)
+            sentences.push(`The weights have changed. Your next message goes to: ${label}.`);
         return sentences.join(" ");
     }
 
@@ -412,14 +417,20 @@ export class Chat {
             { type: "button", class: "rs-small", click: () => copyText(copy, text) },
             "Copy",
         );
+        const show = el("button", { type: "button", class: "rs-small", hidden: true }, "Show");
         const node = el(
             "section",
             { class: "rs-chat-answer", "data-side": side },
             el("header", {}, weights),
             text,
-            el("footer", {}, caption, copy),
+            el("footer", {}, caption, show, copy),
         );
-        return { node, weights, text, caption, copy };
+        const nodes = { node, weights, text, caption, copy, show, isOpen: false };
+        show.addEventListener("click", () => {
+            nodes.isOpen = true;
+            nodes.rewrite();
+        });
+        return nodes;
     }
 
     write(nodes, answer, side) {
@@ -430,13 +441,17 @@ export class Chat {
             stopped: "(no answer)",
             failed: answer.problem,
         };
+        const isFolded = !nodes.isOpen && isUnreadable(answer.text);
+        nodes.rewrite = () => this.write(nodes, answer, side);
+        nodes.show.hidden = !isFolded;
         setText(nodes.weights, answer.weights);
-        setText(nodes.text, answer.text || nothing[answer.state]);
+        setText(nodes.text, (isFolded ? UNREADABLE : answer.text) || nothing[answer.state]);
         setText(nodes.caption, aboutAnswer(answer));
         nodes.node.dataset.state = answer.state;
-        nodes.text.classList.toggle("rs-off", !answer.text && answer.state !== "failed");
+        const isOff = isFolded || (!answer.text && answer.state !== "failed");
+        nodes.text.classList.toggle("rs-off", isOff);
         nodes.text.classList.toggle("rs-error", answer.state === "failed");
-        nodes.copy.hidden = !answer.text || answer.state === "writing";
+        nodes.copy.hidden = isFolded || !answer.text || answer.state === "writing";
         nodes.copy.setAttribute(
             "aria-label",
             `Copy the answer of the ${side === "base" ? "base" : "trained"} model`,

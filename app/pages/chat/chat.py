@@ -129,6 +129,7 @@ class Chat:
         except ModelError as error:
             raise ModelError(_without_setting(str(error))) from error
         return {
+            "label": tuned.label,
             "template": prompt_builder.has_template,
             "system": prompt_builder.takes_system,
             "base": not choice.folder,

@@ -33,6 +33,10 @@ const mounts = {
             stay: stayWithRun,
             attend: () => places.chat?.attend(),
             renamed,
+            deleted: (run) => {
+                closeRun(run);
+                go({ page: "runs" });
+            },
         });
         const notify = place.element.querySelector('[data-part="notify"]');
         new NotifySwitch(notify, (text) => places.bar.notify(text, "warn"));

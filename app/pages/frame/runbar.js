@@ -5,13 +5,21 @@ import { addressOf, followLinks, markCurrent } from "../../shared/address.js";
 import { el, field, send, setText } from "../../shared/dom.js";
 import { Menu } from "../../shared/menu.js";
 import { RenameDialog } from "../../shared/rename.js";
+import { draftOf } from "../run/head.js";
+import { Deletion } from "../runs/deletion.js";
 
 const COUNTERPARTS = { pause: "resume", resume: "pause", change: "more" };
-const MENUS = { stop: ["stop", "discard"], more: ["save", "change", "rename"] };
+const MENUS = {
+    stop: ["stop", "discard"],
+    more: ["save", "change", "rename", "draft", "train-on", "delete"],
+};
 const LABELS = {
     save: "Save now",
     change: "Edit…",
     rename: "Rename…",
+    draft: "Duplicate",
+    "train-on": "Continue training from here",
+    delete: "Delete…",
     stop: "Stop and save",
     discard: "Stop and discard",
 };
@@ -60,9 +68,10 @@ export class RunBar {
     // stay(): keeps the run that is shown.
     // attend(): lets a person type a message.
     // renamed(): the run has another name.
+    // deleted(run): the run is gone.
     constructor(
         { element, props, trigger, watch },
-        { wake, go, open, opened, stay, attend, renamed },
+        { wake, go, open, opened, stay, attend, renamed, deleted },
     ) {
         this.wake = wake;
         this.stay = stay;
@@ -72,10 +81,11 @@ export class RunBar {
         const change = element.querySelector('[data-part="change"]');
         this.change = new ChangeDialog(change, async (values) => {
             await this.post("change", values);
-            this.notify("Takes effect at the next step.");
+            this.notify("The run uses the new values from its next step.");
             wake();
         });
         this.rename = new RenameDialog(this.root, renamed);
+        this.deletion = new Deletion(this.root, (ids) => ids.forEach(deleted));
         this.run = null;
         this.shownUntil = 0;
         this.actions = element.querySelector(".rs-actions");
@@ -213,8 +223,8 @@ export class RunBar {
             .map((act) => ({
                 act,
                 label: labels[act],
-                isDangerous: act === "discard",
-                work: () => this.press(act),
+                isDangerous: act === "discard" || act === "delete",
+                work: (opener) => this.press(act, opener),
             }));
         this.menu.open(button, button.title || button.textContent, items);
     }
@@ -307,13 +317,33 @@ export class RunBar {
         this.change.open(this.shown);
     }
 
-    press(command) {
+    press(command, button) {
         if (command === "change") this.edit();
+        else if (command === "draft" || command === "train-on") this.draft(command, button);
+        else if (command === "delete") this.delete();
         else if (command === "rename") this.rename.open({ id: this.run, name: this.shown.name });
         else if (command === "discard") {
             this.dialog.returnValue = "keep";
             this.dialog.showModal();
         } else this.command(command);
+    }
+
+    // Opens the form with the settings of the run, and its weights to train on from.
+    async draft(command, button) {
+        const problem = el("span");
+        await draftOf(this.run, { trainsOn: command === "train-on" }, button, problem);
+        if (problem.textContent) this.notify(problem.textContent, "warn");
+    }
+
+    async delete() {
+        const { run } = this;
+        try {
+            const { runs } = await send(`/api/runs?search=${encodeURIComponent(run)}`);
+            const found = runs.filter(({ id }) => id === run);
+            if (found.length && (await this.deletion.ask(found))) await this.deletion.delete(found);
+        } catch (error) {
+            this.notify(error.message, "warn");
+        }
     }
 
     post(what, body) {
@@ -339,9 +369,8 @@ export class RunBar {
 
 const nameOf = ({ dataset }) => dataset.command ?? dataset.menu;
 
-// What can be done with the run: it can be renamed whatever its state is.
-const possible = ({ actions, can_be_renamed: canBeRenamed }) =>
-    canBeRenamed ? [...actions, "rename"] : actions;
+// What can be done with the run: what can be asked of it, and what the list of runs offers, too.
+const possible = ({ actions, offers = [] }) => [...actions, ...offers];
 
 // Whether the button of this name is shown. A paused run is likely to be edited, so it has a button
 // for that; the menu has it always.

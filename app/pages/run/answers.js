@@ -1,6 +1,7 @@
 // What the model answers, before training and now.
 
 import { addressOf } from "../../shared/address.js";
+import { answerNodes } from "../../shared/answer_text.js";
 import { el, field, setText } from "../../shared/dom.js";
 
 export class Answers {
@@ -28,14 +29,9 @@ export class Answers {
 function answerRow({ prompt, expected, rejected, before, now, is_right: isRight }) {
     const asked = el("td", { class: "rs-asked" }, prompt);
     if (rejected) asked.append(el("small", {}, `rejected: ${rejected}`));
-    const latest = el("td", { "data-label": "Now", "data-right": isRight ?? null }, now ?? "–");
+    const latest = el("td", { "data-label": "Now" }, ...answerNodes(now));
     latest.dataset.right = isRight ?? "";
     if (isRight === false) latest.append(el("small", {}, `expected: ${expected}`));
-    return el(
-        "tr",
-        {},
-        asked,
-        el("td", { "data-label": "Before training" }, before ?? "–"),
-        latest,
-    );
+    const earlier = el("td", { "data-label": "Before training" }, ...answerNodes(before));
+    return el("tr", {}, asked, earlier, latest);
 }

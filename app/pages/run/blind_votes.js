@@ -1,6 +1,7 @@
 // Two answers to one prompt, of which nobody is told which model gave them. A person votes for one
 // of them, and gets the next prompt.
 
+import { answerNodes } from "../../shared/answer_text.js";
 import { field, setText } from "../../shared/dom.js";
 
 export class BlindVotes {
@@ -32,8 +33,8 @@ export class BlindVotes {
         setText(field(card, "blind-count"), row ? count : "All answers are the same.");
         setText(field(card, "blind-prompt"), row?.prompt ?? "");
         setText(field(card, "blind-expected"), row ? `expected: ${row.expected}` : "");
-        setText(field(card, "blind-left"), row?.left || "(nothing)");
-        setText(field(card, "blind-right"), row?.right || "(nothing)");
+        field(card, "blind-left").replaceChildren(...answerNodes(row?.left ?? ""));
+        field(card, "blind-right").replaceChildren(...answerNodes(row?.right ?? ""));
     }
 
     async send(path, body) {

@@ -1,12 +1,12 @@
 // Evaluate: the trained model beside its base model. Starts the job, and shows its figures
 // and the answers side by side.
 
+import { answerNodes } from "../../shared/answer_text.js";
 import { copyText, el, field, send, setText } from "../../shared/dom.js";
 import { JobView, noticeJobs } from "../../shared/jobs.js";
 import { BlindVotes } from "./blind_votes.js";
 import { commandRow } from "./settings_view.js";
 
-const LONGEST = 240; // characters of an answer in the table
 const AGAIN = 3000; // ms after which it is asked whether what stands against evaluating is over
 const NOTHING = "Not evaluated yet. The trained model is put beside its base model.";
 
@@ -275,31 +275,12 @@ function figureRow({ name, about, base, trained, difference, interval, word, ton
     );
 }
 
-// A long answer is cut, with a button that shows all of it.
-function shortened(text) {
-    if (text.length <= LONGEST) return [text];
-    const words = el("span", {}, `${text.slice(0, LONGEST)}…`);
-    const all = el(
-        "button",
-        {
-            type: "button",
-            class: "rs-small",
-            click: () => {
-                words.textContent = text;
-                all.remove();
-            },
-        },
-        "Show all",
-    );
-    return [words, " ", all];
-}
-
 function answersRow({ prompt, expected, preferred, ...of }) {
     const cells = [
         ["base", "Base model", of.is_base_right],
         ["trained", "Trained", of.is_trained_right],
     ].map(([side, label, isRight]) => {
-        const cell = el("td", { "data-label": label }, ...shortened(of[side] || "(nothing)"));
+        const cell = el("td", { "data-label": label }, ...answerNodes(of[side]));
         if (isRight) cell.dataset.right = "true";
         if (preferred === side) cell.append(el("small", {}, "your choice"));
         return cell;

@@ -93,6 +93,7 @@ export class LogView {
         const words = text.value.toLowerCase().split(/\s+/).filter(Boolean);
         return [...this.entries, ...this.damage].filter((entry) => {
             if (!isOfKind(entry, kind.value)) return false;
+            if (!kind.value && !words.length && entry.is_minor) return false;
             const searched = `step ${entry.step} ${entry.text}`.toLowerCase();
             return words.every((word) => searched.includes(word));
         });
@@ -101,12 +102,13 @@ export class LogView {
 
 function isOfKind({ kind, level }, wanted) {
     if (wanted === "warning") return level !== "info";
-    if (wanted === "checkpoint") return kind === "checkpoint" || kind === "best";
+    if (wanted === "checkpoint") return ["checkpoint", "best", "saved"].includes(kind);
     return !wanted || wanted === "all" || kind === wanted;
 }
 
-// Evaluations, and the best weights that they find, may come every few steps: of those that follow
-// each other, the latest of both are shown, with how many there were. That before training is kept.
+// Evaluations, the best weights that they find, and checkpoints may come every few steps: of those
+// that follow each other, the latest of each are shown, with how many evaluations there were. That
+// before training is kept.
 function grouped(entries) {
     const shown = [];
     let stretch = [];
@@ -115,7 +117,7 @@ function grouped(entries) {
         stretch = [];
     };
     for (const entry of entries) {
-        const isOften = ["evaluation", "best"].includes(entry.kind) && entry.step > 0;
+        const isOften = ["evaluation", "best", "saved"].includes(entry.kind) && entry.step > 0;
         if (isOften) {
             stretch.push(entry);
             continue;
@@ -129,7 +131,7 @@ function grouped(entries) {
 
 function condensed(stretch) {
     const evaluations = stretch.filter(({ kind }) => kind === "evaluation");
-    const best = stretch.findLast(({ kind }) => kind === "best");
+    const kept = ["saved", "best"].map((kind) => stretch.findLast((entry) => entry.kind === kind));
     const steps = evaluations.map(({ step }) => step);
     // The answers in the end may be those of the best step, an earlier one.
     const ends = new Set([Math.max(...steps), steps.at(-1)]);
@@ -140,7 +142,7 @@ function condensed(stretch) {
     const earlier = new Set(steps).size - lines.length;
     if (earlier > 0)
         lines[0].text += ` ${earlier} earlier ${earlier === 1 ? "evaluation" : "evaluations"}.`;
-    return best ? [...lines, best] : lines;
+    return [...lines, ...kept.filter(Boolean)];
 }
 
 function entryNode({ time, step, text, level }) {

@@ -1,6 +1,7 @@
 // Shows the answers to a run's sample prompts in Learning: those before the first step next to
 // those at a chosen step.
 
+import { answerNodes } from "../../shared/answer_text.js";
 import { el, field } from "../../shared/dom.js";
 
 export class SamplePrompts {
@@ -45,7 +46,7 @@ export class SamplePrompts {
 }
 
 function answersRow({ prompt, expected, answers }, at, [first, chosen]) {
-    const latest = el("td", { "data-label": chosen }, words(answers[at]));
+    const latest = el("td", { "data-label": chosen }, ...answerNodes(answers[at]));
     if (expected !== null && answers[at] !== null) {
         latest.dataset.right = answers[at] === expected;
         if (answers[at] !== expected) latest.append(el("small", {}, `expected: ${expected}`));
@@ -54,13 +55,10 @@ function answersRow({ prompt, expected, answers }, at, [first, chosen]) {
         "tr",
         {},
         el("td", { class: "rs-asked" }, prompt),
-        el("td", { class: "rs-off", "data-label": first }, words(answers[0])),
+        el("td", { class: "rs-off", "data-label": first }, ...answerNodes(answers[0])),
         latest,
     );
 }
-
-// A prompt that was not asked has no answer, which is another thing than an empty one.
-const words = (answer) => (answer === null ? "–" : answer || "(nothing)");
 
 function title(step) {
     return step === 0 ? "Before training" : `Step ${step.toLocaleString("en")}`;

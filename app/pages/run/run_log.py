@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from app.form.settings_form import as_labeled
 from app.labels import (
     STATE_LABELS,
     in_bytes,
@@ -45,6 +46,10 @@ from engine.runs.record.snapshot import LogEntry
 from engine.text import counted
 
 _STEP = re.compile(rb'"step": ?(\d+)')
+PASSING = ("preparing", "running", "pausing", "stopping", "saving")
+"""States that need no entry among what matters."""
+CHANGED = {"train.learning_rate": "learning rate", "train.steps": "total steps"}
+"""Settings that can be changed while a run goes on, in the words of the dialog for that."""
 _HEAD = 300
 """Number of bytes at the beginning of a line that hold its step."""
 
@@ -62,6 +67,7 @@ class RunLog:
         self._step = 0
         self._lines = 0
         self._time = 0.0
+        self._is_paused = False
         self._entries: list[dict[str, Any]] = []
         self._messages: set[str] = set()
 
@@ -109,16 +115,36 @@ class RunLog:
             self._step = record.event.step
         # An export or an answer may belong to the best step, an earlier one: the run is not there.
         step = getattr(record.event, "step", None) or self._step
-        self._add(sentence[0], record.time, sentence[1], _level(record.event), step)
+        is_minor = self._is_minor(record.event)
+        self._add(sentence[0], record.time, sentence[1], _level(record.event), step, is_minor)
 
-    def _add(self, kind: str, time: float, text: str, level: str, step: int | None = None) -> None:
-        self._entries.append(_entry(kind, time, self._step if step is None else step, text, level))
+    def _is_minor(self, event: Event) -> bool:
+        """Returns whether an entry only repeats what another one tells, or a state that passes."""
+        if not isinstance(event, StateChanged):
+            return isinstance(event, (ControlReceived, SettingsChanged, PromptsAnswered))
+        was_paused, self._is_paused = self._is_paused, event.state == "paused"
+        goes_on = event.state == "running" and was_paused
+        return not event.reason and event.state in PASSING and not goes_on
+
+    def _add(
+        self,
+        kind: str,
+        time: float,
+        text: str,
+        level: str,
+        step: int | None = None,
+        is_minor: bool = False,
+    ) -> None:
+        at = self._step if step is None else step
+        self._entries.append(_entry(kind, time, at, text, level) | {"is_minor": is_minor})
         if kind == "message":
             self._messages.add(text)
 
 
 def _entry(kind: str, time: float, step: int, text: str, level: str) -> dict[str, Any]:
-    return {"kind": kind, "time": time, "step": step, "text": text, "level": level}
+    for dotted, label in CHANGED.items():
+        text = text.replace(dotted, label)
+    return {"kind": kind, "time": time, "step": step, "text": as_labeled(text), "level": level}
 
 
 _SILENT = {
@@ -182,13 +208,17 @@ def _best(event: BestKept) -> str:
 
 
 def _changed(event: SettingsChanged) -> str:
-    values = ", ".join(f"{name} {_plain(value)}" for name, value in event.values.items())
-    return f"From step {event.step:,} on: {values}."
+    return f"From step {event.step:,} on: {_values(event.values)}."
 
 
 def _asked(event: ControlReceived) -> str:
-    values = ", ".join(f"{name} {_plain(value)}" for name, value in event.values.items())
+    values = _values(event.values)
     return f"Requested: {event.command}{f' ({values})' if values else ''}."
+
+
+def _values(values: Mapping[str, Any]) -> str:
+    """Returns settings and their values as text; `_entry` writes their labels."""
+    return ", ".join(f"{name} {_plain(value)}" for name, value in values.items())
 
 
 def _plain(value: Any) -> str:
@@ -233,7 +263,7 @@ _ENTRIES: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
         "evaluation",
         lambda event: f"{counted(len(event.answers), 'sample prompt')} answered.",
     ),
-    CheckpointWritten: ("checkpoint", _checkpoint),
+    CheckpointWritten: ("saved", _checkpoint),
     BestKept: ("best", _best),
     ExportWritten: (
         "checkpoint",
@@ -250,6 +280,6 @@ _ENTRIES: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
     RunStarted: ("state", _started),
     RunEnded: ("state", _ended),
 }
-"""Types of events that are entries, each with its kind and its text. The view counts `best` among
-the checkpoints.
+"""Types of events that are entries, each with its kind and its text. The view counts `best` and
+`saved` among the checkpoints.
 """

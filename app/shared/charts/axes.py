@@ -25,6 +25,8 @@ THOUSANDS = "%{y:,.4~r}"
 MINUTE = 60_000
 DAY = 86_400_000
 """A day in milliseconds, the unit of the time axis."""
+FEWEST_IN_LINE = 3
+"""Number of points from which a line is drawn through them."""
 FEW_POINTS = 12
 """Number of points below which each of them has a dot."""
 LIMIT_SHARE = 0.05
@@ -81,13 +83,14 @@ class Line:
 
 
 def curve(name: str, x: np.ndarray, y: np.ndarray, line: Line) -> dict[str, Any]:
-    """Returns the curve x[n], y[n] as a trace. A few points have dots, since the line between them
-    says nothing.
+    """Returns the curve x[n], y[n] as a trace. A few points have dots, and one or two have no line,
+    since it would say more than they do.
     """
     has_dots = line.markers or (len(x) < FEW_POINTS and line.dash == "solid")
+    with_dots = "markers" if len(x) < FEWEST_IN_LINE else "lines+markers"
     trace = {
         "type": "scatter",
-        "mode": "lines+markers" if has_dots else "lines",
+        "mode": with_dots if has_dots else "lines",
         "name": name,
         "x": rounded(x, 12),
         "y": rounded(y, 5),

@@ -2,7 +2,7 @@
 // of them applies to all.
 
 import { isShown } from "../dom.js";
-import { inDigits } from "../numbers.js";
+import { inHover } from "../numbers.js";
 import { drawLater } from "./drawing.js";
 import { plotlyFor } from "./load_plotly.js";
 import { logTicks } from "./log_ticks.js";
@@ -270,7 +270,7 @@ const logAxes = (layout) =>
 // A trace with the texts of its hover labels, in the format of all other numbers of the page.
 function withTexts(trace) {
     if (trace.hovertemplate !== TEXTS) return trace;
-    return { ...trace, text: trace.y.map((value) => (value === null ? "" : inDigits(value))) };
+    return { ...trace, text: trace.y.map((value) => (value === null ? "" : inHover(value))) };
 }
 
 // The ends of a drawn x axis as numbers, and its width in pixels.

@@ -65,7 +65,7 @@ def test_a_run_of_another_process_is_changed_by_its_control_file_and_its_new_set
         )
         assert reader.read_new() == [Change({"train.steps": 60})]
         shown = get(session, f"/api/live/{folder.id}").json()["bar"]["sentence"]
-        assert shown == "Change requested: made before the next step."
+        assert shown == "Edit requested: used from the next step on."
         CONFIG.with_values({"train.learning_rate": 3e-4}).save(folder.path / "config.yaml")
         recorder.emit(SettingsChanged(21, {"train.steps": 60, "train.learning_rate": 3e-4}, 60))
         recorder.close()

@@ -17,7 +17,7 @@ from app.pages.run.machine_figures import AREA_POINTS
 from app.pages.run.run_figures import FIGURES, alarms, machine_text, summaries
 from app.pages.run.run_overview import details, tiles
 from app.pages.run.step_time import PARTS
-from app.shared.charts.axes import AXES
+from app.shared.charts.axes import AXES, Line, curve
 from app.shared.charts.curve_points import MAX_POINTS, downsample, smooth
 from app.shared.run_bar import ACTIONS, ShownRun, run_bar, sentence
 from app.verdict.step_shares import recent_shares
@@ -423,3 +423,11 @@ def test_numbers_in_words():
         "12346",
         "1.23×10⁵",
     ]
+
+
+def test_one_or_two_points_have_no_line_through_them():
+    modes = [
+        curve("x", np.arange(count), np.arange(count), Line("#000", markers=True))["mode"]
+        for count in (1, 2, 3)
+    ]
+    assert modes == ["markers", "markers", "lines+markers"]

@@ -75,12 +75,14 @@ def test_requests_changes_states_and_a_resume_are_entries(tmp_path):
     assert texts(log) == [
         "Preparing.",
         "Ready to train 90 steps.",
-        "Requested: change (train.learning_rate 0.0007).",
-        "From step 10 on: train.learning_rate 0.0007.",
+        "Requested: change (learning rate 0.0007).",
+        "From step 10 on: learning rate 0.0007.",
         "Paused: The disk is full.",
         "Resumed after step 5 of 90.",
     ]
     entries = log.entries()["entries"]
+    matters = [entry["text"] for entry in entries if not entry["is_minor"]]
+    assert matters == [texts(log)[place] for place in (1, 4, 5)]
     assert entries[4]["level"] == "warning" and entries[5]["step"] == 5
     assert entries[2]["time"] > entries[0]["time"] > 1_000_000_000
 
