@@ -36,6 +36,16 @@ POSITIONS = 64
 """The number of positions of a cache is a multiple of this."""
 
 
+class _Seen:
+    """What the pass under way sees of a cache that has `positions`. Layers share this instead of
+    knowing their cache: a circle would keep its memory until the next garbage collection.
+    """
+
+    def __init__(self, positions: int):
+        self.positions = positions
+        self.rows: CachedRows | None = None
+
+
 class _Layer:
     """Keys and values of one block: what transformers asks of a layer of a cache."""
 
@@ -43,8 +53,8 @@ class _Layer:
     is_sliding = False
     is_initialized = True
 
-    def __init__(self, cache: RowsCache, keys: torch.Tensor, values: torch.Tensor):
-        self._cache = cache
+    def __init__(self, seen: _Seen, keys: torch.Tensor, values: torch.Tensor):
+        self._seen = seen
         self.keys, self.values = keys, values
 
     def lazy_initialization(self, *_: Any) -> None:
@@ -57,23 +67,28 @@ class _Layer:
         return self._written(self.keys, keys), self._written(self.values, values)
 
     def _written(self, target: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        rows = self._cache.rows_seen
+        rows = self._rows
         if new.shape[2] != 1 or new.shape[0] != rows.at.shape[0]:
             raise CacheError("The model does not add one token to each row of its cache.")
         seen = target[: new.shape[0], :, : rows.positions]
         seen.scatter_(2, rows.at.view(-1, 1, 1, 1).expand_as(new), new)
         return seen
 
+    @property
+    def _rows(self) -> CachedRows:
+        assert self._seen.rows is not None  # a pass is under way
+        return self._seen.rows
+
     def get_seq_length(self) -> int:
-        return self._cache.rows_seen.positions - 1
+        return self._rows.positions - 1
 
     def get_max_length(self) -> int:
-        return self._cache.positions
+        return self._seen.positions
 
     get_max_cache_shape = get_max_length  # its name before transformers 5.24
 
     def get_mask_sizes(self, *_: Any) -> tuple[int, int]:
-        return self._cache.rows_seen.positions, 0
+        return self._rows.positions, 0
 
 
 @functools.cache
@@ -89,8 +104,9 @@ class RowsCache:
 
     def __init__(self, prompt: Any, rows: int, positions: int):
         self.rows, self.positions = rows, positions
+        self._seen = _Seen(positions)
         layers = [
-            _layer_type()(self, self._empty(layer.keys), self._empty(layer.values))
+            _layer_type()(self._seen, self._empty(layer.keys), self._empty(layer.values))
             for layer in prompt.layers
         ]
         self._layers = layers
@@ -101,16 +117,11 @@ class RowsCache:
         heads, width = like.shape[1], like.shape[3]
         return like.new_zeros(self.rows, heads, self.positions, width)
 
-    @property
-    def rows_seen(self) -> CachedRows:
-        """Rows and positions of the pass under way."""
-        return self.of_model.cached_rows
-
     def enter(self, at: torch.Tensor, positions: int) -> None:
         """Says at which positions, int64 [rows], the next pass writes the first rows' tokens, and
         how many positions it reads.
         """
-        self.of_model.cached_rows = CachedRows(at, positions)
+        self._seen.rows = self.of_model.cached_rows = CachedRows(at, positions)
 
     def take_prompts(self, prompt: Any, places: Sequence[Sequence[int]]) -> None:
         """Copies the keys and values of computed prompts: those of the first one into the rows

@@ -325,6 +325,37 @@ def test_a_cache_that_fails_on_the_way_costs_no_answer(grouped, monkeypatch, fai
     assert len(found) == sum(map(len, expected))
 
 
+def test_memory_of_rows_is_free_once_it_is_not_needed(qwen3, monkeypatch):
+    """No garbage collection is waited for: the next decoding plans with the memory at once."""
+    made: list[weakref.ref] = []
+    empty = RowsCache._empty
+
+    def watched(cache, like):
+        tensor = empty(cache, like)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(RowsCache, "_empty", watched)
+    assert isinstance(qwen3.sampler.rows_cost, CacheCost)
+    made.clear()
+    a_cache = 2 * len(qwen3.engine.model.blocks)
+    gc.collect()
+    gc.disable()
+    try:
+        with qwen3.sampler.decoding() as decoding:
+            decoding.add(PROMPTS[0], AnswerLimits(8, set()))
+            decoding.step()
+            assert len(made) == a_cache and all(each() is not None for each in made)
+            for prompt in PROMPTS:
+                decoding.add(prompt, AnswerLimits(8, set()))
+            decoding.step()
+            assert len(made) == 2 * a_cache  # it has grown
+            assert all(each() is None for each in made[:a_cache])
+        assert all(each() is None for each in made)
+    finally:
+        gc.enable()
+
+
 def test_caches_stay_within_half_of_the_free_memory(grouped, monkeypatch):
     expected = grouped.sampler.generate(PROMPTS, AnswerLimits(8, set()))
     cost = grouped.sampler.cache_cost
