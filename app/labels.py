@@ -82,6 +82,13 @@ def in_rough_time(seconds: float) -> str:
     return in_time(math.ceil(seconds / grain) * grain)
 
 
+def in_predicted_time(seconds: float) -> str:
+    """Returns the time that a run is predicted to take, no finer than that is known: a few seconds,
+    ≈ 45 s, ≈ 3 min 20 s.
+    """
+    return "a few seconds" if seconds < 10 else f"≈ {in_rough_time(seconds)}"
+
+
 def in_short_time(seconds: float) -> str:
     """Returns a time as `in_time` does, but with fractions below ten seconds: 0.034 s, 2.41 s."""
     return f"{_three_digits(seconds)} s" if seconds < 10 else in_time(seconds)

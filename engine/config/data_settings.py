@@ -208,6 +208,14 @@ class DataConfig:
         assert isinstance(self.source, str), "several sources are read one by one, see `parts`"
         return self.source
 
+    def validation_count(self, total: int) -> int:
+        """Returns how many of `total` rows are for validation. With two rows or more, at least one
+        is, but never all.
+        """
+        if self.eval_fraction == 0 or total < 2:
+            return 0
+        return min(max(1, round(total * self.eval_fraction)), total - 1)
+
     def parts(self) -> list[tuple[DataConfig, float]]:
         """Returns the settings of each source alone, with its weight."""
         if isinstance(self.source, str):

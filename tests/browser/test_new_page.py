@@ -119,8 +119,17 @@ def test_in_a_narrow_window_the_summary_is_a_bar(page):
     page.set_viewport_size({"width": 1440, "height": 900})
 
 
-def test_the_example_is_one_click_until_there_is_a_run(page):
+def test_the_example_is_one_click_and_what_it_replaced_comes_back(page):
+    anew = page.get_by_role("button", name="Start over")
+    expect(anew).to_be_hidden()
     fill(page, "train.steps", "7")
+    anew.click()
+    steps = page.locator("#field-train-steps :is(input, textarea)")
+    expect(steps).to_have_value("450")
+    expect(anew).to_be_hidden()
+    expect(page.get_by_text("Started over.")).to_be_visible()
+    page.get_by_role("button", name="Undo", exact=True).click()
+    expect(steps).to_have_value("7")
     page.get_by_role("button", name="Try the 1-minute example").click()
     expect(page).to_have_url(OPENED_RUN)
     expect(bar(page, "name")).to_have_text("Starter")
@@ -128,5 +137,7 @@ def test_the_example_is_one_click_until_there_is_a_run(page):
     press(page, "stop")
     expect(state(page)).to_have_text("Stopped")
     open_page(page, "new")
-    expect(page.get_by_role("heading", name="New training")).to_be_visible()
-    expect(page.get_by_role("button", name="Try the 1-minute example")).to_be_hidden()
+    expect(page.get_by_role("button", name="Try the 1-minute example")).to_be_enabled()
+    expect(page.get_by_text("The example replaced your settings.")).to_be_visible()
+    page.get_by_role("button", name="Undo", exact=True).click()
+    expect(steps).to_have_value("7")

@@ -2,7 +2,7 @@
 // the run and to the open page. It also notices when the server does not answer.
 
 import { send } from "../../shared/dom.js";
-import { runsFound, serverAnswers } from "../new/train.js";
+import { serverAnswers } from "../new/train.js";
 import { Connection, inTime } from "./connection.js";
 import { carryGradio } from "./gradio.js";
 import { announce } from "./notify.js";
@@ -58,7 +58,6 @@ async function readAll(turn) {
     if (!page.run) await findRun(turn);
     if (page.run && turn === page.turn) await readRun(turn);
     if (turn !== page.turn) return;
-    runsFound(Boolean(page.run));
     if (document.hidden) return;
     places.sidebar?.refresh();
     const { place } = page;
@@ -86,7 +85,6 @@ function takeError(error) {
     else if (error.status) connection.answered(page.server, null);
     else console.error(error);
     if (error.status === 404 && page.chosen) {
-        runsFound(true); // a person who has the address of a run needs no introduction
         places.run?.miss(error.message);
         places.bar?.miss(page.run);
         return;

@@ -35,10 +35,17 @@ from app.pages.new.data_figures import lengths_figure, lengths_text, packing_tex
 from app.pages.new.download import beside_download, download_bytes, size_text
 from app.pages.new.draft import Drafts
 from app.pages.new.faults import unforeseen
-from app.pages.new.fit_panel import NO_FOLDER, NO_MODEL, Beside, fit_panel, unchecked
+from app.pages.new.fit_panel import (
+    NO_FOLDER,
+    NO_MODEL,
+    TRY_AGAIN,
+    Beside,
+    fit_panel,
+    unchecked,
+)
 from app.pages.new.fitting import fitting
 from app.pages.new.fixes import best_suggestions, fix_of, fix_of_passes
-from app.pages.new.known_models import remark_on_example
+from app.pages.new.known_models import is_offered, remark_on_example
 from app.pages.new.machine_findings import slower_by, to_confirm
 from app.pages.new.model_cards import model_cards, rounded_machine
 from app.pages.new.receipt import job_lines
@@ -82,6 +89,11 @@ AFTER_TOKENIZER = "The first rows are shown once the model's tokenizer is there.
 NO_TOKENIZER = "The tokenizer of the model is missing."
 UNKNOWN_COLUMNS = "We do not know these column names."
 A_GUESS = "Confirm our guess or change it."
+CHOOSE_ANOTHER = "Choose another model."
+NONE_FITS = "No other model that is known fits with these settings."
+NONE_TO_BE_HAD = (
+    "No other model that fits is on this machine, and this computer cannot reach Hugging Face."
+)
 WRONG_SETTING = "A setting needs your attention"
 UNUSED_FLAGS = "data.unused_flags"
 TAKEN_OVER = (
@@ -156,7 +168,8 @@ class Checker:
             fixes[found.warning] = fix_of_passes(found)
         on_example = remark_on_example(config)
         if on_example:
-            fixes[on_example] = self._other_model(preset, given) if timed else None
+            what, fix = self._other_model(preset, given) if timed else (CHOOSE_ANOTHER, None)
+            fixes[f"{on_example} {what}"] = fix
         asks = to_confirm(config, asked[1])
         fixes |= slower_by(config, asked[1])
         remarks = [*notes, *fixes]
@@ -270,12 +283,16 @@ class Checker:
         follows = self._derived(preset, shown, after).changes
         return read_config(with_even_rows({**after, **follows})[0])
 
-    def _other_model(self, preset: str | None, shown: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns the button that takes a model that fits in place of that of an example: the first
-        that is on this machine, else the first that can be had. None where there is none.
+    def _other_model(
+        self, preset: str | None, shown: dict[str, Any]
+    ) -> tuple[str, dict[str, Any] | None]:
+        """Returns what to do about the model of an example, and the button that takes another one:
+        the largest that fits and is on this machine, else the largest that can be had.
         """
         found = self.models(preset, shown)["models"]
-        cards = [each for each in found if each["fits"] and not each["is_example"]]
+        cards = [each for each in reversed(found) if each["fits"] and not each["is_example"]]
+        if not cards:
+            return NONE_FITS, None
         engine = self._session.engine
         jobs = [self._with_model(preset, shown, card["id"]) for card in cards]
         are_here = [not engine.downloads_weights(job) for job in jobs]
@@ -283,8 +300,11 @@ class Checker:
             refuse = functools.partial(engine.refuse_out_of_reach, jobs[place], waits=False)
             if not _refusal(refuse):
                 changes = {"model.source": cards[place]["id"]}
-                return {"label": f"Use {cards[place]['title']}", "changes": changes}
-        return None
+                return CHOOSE_ANOTHER, {
+                    "label": f"Use {cards[place]['title']}",
+                    "changes": changes,
+                }
+        return NONE_TO_BE_HAD, TRY_AGAIN
 
     def count_rows(self, shown: dict[str, Any]) -> None:
         """Counts the rows of the form's data, which later fit panels show. It reads all of them,
@@ -470,12 +490,10 @@ def _run_seconds(report: FitReport, found: RunLength | None, pace: Pace) -> floa
 
 def _smaller_than(config: TrainConfig, machine: Machine) -> tuple[CatalogEntry, ...]:
     """Returns smaller models of the catalog that fit; none where no table is about the settings."""
-    shape = catalog_shape(config.model.source, config.model.dtype)
-    if shape is None:
-        return ()
     try:
-        smaller = smaller_models(config, shape, machine, SMALLER_SHOWN)
-    except ConfigError:
+        shape = catalog_shape(config.model.source, config.model.dtype) or shape_of_run(config)
+        smaller = smaller_models(config, shape, machine, SMALLER_SHOWN, is_offered)
+    except RamstreamError:
         return ()
     return tuple(smaller)
 

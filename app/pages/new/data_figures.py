@@ -45,7 +45,7 @@ def lengths_figure(preview: Mapping[str, Any]) -> Figure:
         "shapes": cut,
         "margin": {"l": 34, "r": 6, "t": 4, "b": 30},
         "xaxis": {
-            "title": {"text": "tokens of an example", "standoff": 4},
+            "title": {"text": "tokens per example", "standoff": 4},
             "fixedrange": True,
             "zeroline": False,
             "nticks": 6,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from app.form.settings_form import as_labeled
-from app.labels import in_bytes, in_count
+from app.labels import in_bytes, in_count, in_predicted_time
 from app.pages.new.fixes import best_suggestions, suggestion_card
 from app.pages.new.known_models import card_id, model_title
 from app.pages.new.receipt import TO_MEASURE, clock, queue_text
@@ -28,7 +28,7 @@ from engine.planning.fit.pool_costs import Costs
 from engine.planning.fit.report import HOST_WATTS, FitReport
 from engine.planning.fit.requirements import FitStatus, Part
 from engine.planning.shape.catalog import CatalogEntry
-from engine.text import counted, in_hours, in_seconds
+from engine.text import counted, in_seconds
 
 HEADLINES = {
     FitStatus.FITS: ("good", "Fits this machine"),
@@ -237,8 +237,8 @@ def _time_rows(report: FitReport) -> list[dict[str, str]]:
     if not time["run_seconds"]:
         note = "Passes set its length, not steps."
         return [*rows, _row("The run", "known once the data are read", note)]
-    length = in_hours(max(1, time["run_seconds"]))
-    rows.append(_row("The run", f"{counted(time['steps'], 'step')}: about {length}"))
+    length = in_predicted_time(time["run_seconds"])
+    rows.append(_row("The run", f"{counted(time['steps'], 'step')} · {length}"))
     if time["energy_kwh"] is not None:
         rows.append(_electricity_row(time))
     return rows

@@ -113,7 +113,11 @@ def _preset_routes(checker: Checker) -> list[Route]:
 
     def listed() -> dict[str, Any]:
         return {
-            preset.file: {"is_own": preset.is_own, "shown": shown_values(preset.config)}
+            preset.file: {
+                "is_own": preset.is_own,
+                "about": preset.about,
+                "shown": shown_values(preset.config),
+            }
             for preset in shelf.listed().values()
             if preset.config is not None
         }

@@ -14,9 +14,12 @@ from engine.machine.read_machine import Machine
 from engine.planning.shape.catalog import CatalogEntry, catalog, entry_of
 from engine.text import counted
 
-_CHAT = ("-instruct", "-it")
-"""Ends of the ids of models that were tuned to answer."""
 _KINDS = re.compile(r"-(instruct|it|chat|base|pt|hf)\b")
+_TUNED = {"instruct": "Instruct", "it": "Instruct", "chat": "Chat"}
+"""Words in the ids of models that were tuned to answer, and what lists say of them."""
+_BASES = ("base", "pt")
+_PICTURES = re.compile(r"VLM?$|InternVL")
+"""Families of models whose task is to look at pictures."""
 
 
 def machine_text(machine: Machine) -> str:
@@ -32,7 +35,22 @@ def known_models() -> list[list[str]]:
 
     The fit panel of such a model needs no request to the hub.
     """
-    return sorted(([each, model_title(each)] for each in _ids()), key=lambda row: row[0].lower())
+    return sorted(([each, _listed(each)] for each in _ids()), key=lambda row: row[0].lower())
+
+
+def _listed(source: str) -> str:
+    """Returns the name of a model in a list where others of its shape stand, too."""
+    kind = _kind(source)
+    words = _TUNED.get(kind) or ("base" if kind in _BASES else "")
+    title = model_title(source)
+    is_said = not words or words.lower() in title.lower()
+    return title if is_said else f"{title} {words}"
+
+
+def _kind(source: str) -> str:
+    """Returns the word in an id for how the model was tuned, or an empty text."""
+    found = _KINDS.findall(source.strip().lower())
+    return next((word for word in found if word in _TUNED or word in _BASES), "")
 
 
 def _ids() -> Iterator[str]:
@@ -42,9 +60,17 @@ def _ids() -> Iterator[str]:
 
 def card_id(entry: CatalogEntry) -> str:
     """Returns the id that stands for a model of the catalog: of the one that was tuned to answer,
-    where there is one.
+    where there is one. Models for other tasks that have the same shape are none of those.
     """
-    return next((each for each in entry.also if each.lower().endswith(_CHAT)), entry.id)
+    same = (each for each in (entry.id, *entry.also) if _plain(each) == _plain(entry.id))
+    return next((each for each in same if _kind(each) in _TUNED), entry.id)
+
+
+def is_offered(entry: CatalogEntry) -> bool:
+    """Returns whether a model is offered for data that are texts: those that were made to look at
+    pictures are not. A person may name any.
+    """
+    return _PICTURES.search(entry.family) is None
 
 
 def model_title(source: str) -> str:
@@ -64,11 +90,11 @@ def _plain(source: str) -> str:
 
 
 def remark_on_example(config: TrainConfig) -> str:
-    """Returns a sentence on the model of an example that is to learn other data, or an empty
-    text.
+    """Returns a sentence on the model of an example that is to learn other data, to which what to
+    do is added, or an empty text.
     """
     example = example_on_other_data(config)
     if example is None:
         return ""
     name = example.title[:1].lower() + example.title[1:]
-    return f"The {name} only knows its example. Choose another model."
+    return f"The {name} only knows its example."

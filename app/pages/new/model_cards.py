@@ -11,7 +11,7 @@ from typing import Any
 
 from app.labels import in_bytes, in_count
 from app.pages.new.download import beside_download, download_bytes, size_text
-from app.pages.new.known_models import card_id, model_title
+from app.pages.new.known_models import card_id, is_offered, model_title
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, RamstreamError
 from engine.machine.read_machine import Machine
@@ -82,7 +82,7 @@ def _is_of(config: TrainConfig, entry: CatalogEntry) -> bool:
 def _known(config: TrainConfig) -> list[Known]:
     """Returns the models of the catalog with their shapes, the smallest first."""
     found = []
-    for entry in catalog():
+    for entry in filter(is_offered, catalog()):
         try:
             shape = table_shape(entry, config)
         except ConfigError:

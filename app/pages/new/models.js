@@ -5,6 +5,8 @@ import { FROM_MODEL } from "./receipt.js";
 
 const METHOD = "train.method";
 const SOURCE = "model.source";
+const ROWS = "train.batch_size";
+const TOKENS = "data.max_seq_len";
 // What says nothing about the memory of each model.
 const ASIDE = ["name", SOURCE];
 const SETTLED = 900; // ms: what a person types has its verdict first
@@ -16,6 +18,7 @@ export class Models {
         this.fill = fill;
         this.list = element.querySelector('[data-part="models"]');
         this.cards = [];
+        this.order = []; // ids of the cards, which keep their places while a person looks
         this.list.addEventListener("change", ({ target }) => fill({ [SOURCE]: target.value }));
         this.from = element.querySelector('[data-part="from"]');
         this.from.lastElementChild.addEventListener("click", () => fill(FROM_MODEL));
@@ -54,12 +57,9 @@ export class Models {
         const { key, preset, shown } = this;
         const answer = await send("/api/models", { preset, shown }).catch(() => null);
         if (!answer || key !== this.key) return;
-        this.cards = answer.models;
-        const fitting = this.cards.filter((each) => each.fits && !each.is_example).length;
-        setText(
-            field(this.root, "models-caption"),
-            fitting ? "" : this.cards.length ? "No known model fits with these settings." : "",
-        );
+        this.cards = inOrder(answer.models, this.order);
+        this.order = this.cards.map(({ id }) => id);
+        setText(field(this.root, "models-caption"), this.caption());
         const { activeElement } = document;
         const focused = this.list.contains(activeElement) ? activeElement.value : null;
         this.list.replaceChildren(...this.cards.map(card));
@@ -68,12 +68,33 @@ export class Models {
             if (radio.value === focused) radio.focus();
     }
 
+    // The page is shown again: the cards come in the order that is best by then.
+    shownAgain() {
+        this.order = [];
+        this.key = null;
+    }
+
+    caption() {
+        if (!this.cards.length) return "";
+        const fits = this.cards.some((each) => each.fits && !each.is_example);
+        const rows = Number(this.shown[ROWS]).toLocaleString("en");
+        const tokens = Number(this.shown[TOKENS]).toLocaleString("en");
+        const batch = `a batch of ${rows} rows, up to ${tokens} tokens each`;
+        return fits ? `Memory for ${batch}.` : `No known model fits with ${batch}.`;
+    }
+
     mark() {
         for (const radio of this.list.querySelectorAll("input")) {
             const { ids } = this.cards.find(({ id }) => id === radio.value);
             radio.checked = ids.includes(this.shown[SOURCE]);
         }
     }
+}
+
+// Cards that are there already keep their order; others follow.
+function inOrder(cards, order) {
+    const place = ({ id }) => (order.includes(id) ? order.indexOf(id) : order.length);
+    return cards.toSorted((one, other) => place(one) - place(other));
 }
 
 function card({ id, title, fits, text, note }) {

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.form.source_names import named_together, short_name
-from app.labels import in_time
+from app.labels import in_predicted_time
 from app.pages.new.known_models import model_title
 from app.pages.new.run_length import RunLength, in_passes
 from engine.config.settings import TrainConfig
@@ -49,7 +49,7 @@ def clock(seconds: float | None, why_unknown: str, note: str = "") -> dict[str, 
     not known. `to_measure`: measuring this machine would tell.
     """
     if seconds is not None:
-        text = f"≈ {in_time(max(1, seconds))}"
+        text = in_predicted_time(seconds)
         return {"seconds": seconds, "text": text, "why": "", "note": note, "to_measure": False}
     return {
         "seconds": None,

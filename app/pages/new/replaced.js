@@ -1,5 +1,5 @@
-// A preset takes the place of all settings at once. What a person had chosen before can be taken
-// back with one click.
+// A preset, the example and a start from the beginning take the place of all settings at once. What
+// a person had chosen before can be taken back with one click.
 
 import { el, field, send, setText } from "../../shared/dom.js";
 
@@ -9,23 +9,37 @@ export class Replaced {
     // place: that of Gradio with what a preset says of itself.
     constructor(place) {
         this.place = place;
-        this.before = null; // the draft that a preset is about to replace
+        this.before = null; // the draft that is about to be replaced
+        this.words = ""; // what is said of it then, unless a preset was chosen
         const undo = el("button", { type: "button", class: "rs-link" }, "Undo");
         undo.addEventListener("click", () => this.undo());
         this.root = place.element.querySelector('[data-part="replaced"]');
         this.root.append(" ", undo);
-        document.addEventListener("click", ({ target }) => {
-            if (target.closest?.(BEGINS)) this.root.hidden = true;
+        // The example begins by itself; what it replaced can be taken back later.
+        document.addEventListener("click", ({ target, isTrusted }) => {
+            if (isTrusted && target.closest?.(BEGINS)) this.root.hidden = true;
         });
     }
 
-    // A preset was chosen, whose settings are to come. form: as it was checked last.
-    choosing(form) {
+    // Other settings are to come. form: as it was checked last.
+    choosing(form, words = "") {
         this.root.hidden = true;
         this.before = form && { ...form, about: this.place.props.value?.about ?? "" };
+        this.words = words;
     }
 
-    // The form has the settings of the preset.
+    // Fills the form with a draft.
+    replace(draft, form, words) {
+        this.choosing(form, words);
+        this.give(draft);
+    }
+
+    give(draft) {
+        window.ramstreamDraft = draft;
+        this.place.trigger("input");
+    }
+
+    // The form has them.
     async filled({ shown }) {
         const { before } = this;
         this.before = null;
@@ -35,18 +49,19 @@ export class Replaced {
         if (base && isSame(base, before.shown)) return; // nothing of a person's own
         this.draft = before;
         const name = document.querySelector("#preset input").value;
-        setText(field(this.root, "replaced"), `Preset ${name} replaced your settings.`);
+        const words = this.words || `Preset ${name} replaced your settings.`;
+        setText(field(this.root, "replaced"), words);
         this.root.hidden = false;
     }
 
     undo() {
-        window.ramstreamUndone = this.draft;
         this.root.hidden = true;
-        this.place.trigger("input");
+        this.give(this.draft);
         document.querySelector("#field-name :is(input, textarea)").focus();
     }
 }
 
-function isSame(one, other) {
+// Whether two forms have the same settings.
+export function isSame(one, other) {
     return Object.keys(one).every((name) => String(one[name] ?? "") === String(other[name] ?? ""));
 }

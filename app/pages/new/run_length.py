@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.labels import in_predicted_time
 from engine.config.data_settings import DataConfig
 from engine.config.setting_warnings import warning_about_passes
 from engine.config.settings import TrainConfig
-from engine.text import counted, in_hours
+from engine.text import counted
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class RunLength:
     steps: float
     rows: int
     """Number of rows of the data that are trained on."""
+    validation: int = 0
+    """Number of further rows, which are kept for validation."""
 
     @property
     def warning(self) -> str | None:
@@ -63,15 +66,19 @@ def run_length(config: TrainConfig, sample: Sample, rows: float | None) -> RunLe
     data, train = config.data, config.train
     if rows is None or not sample.lengths:
         return None
-    trained = rows * (1 - sample.skipped / sample.rows) * (1 - data.eval_fraction)
+    kept = data.validation_count(round(rows))
+    usable = 1 - sample.skipped / sample.rows
+    trained = (rows - kept) * usable
+    validation = round(kept * usable)
     of_a_pass = trained * _batch_rows_of_a_row(sample, data) / config.objective.sequences
     steps_of_a_pass = max(1.0, of_a_pass / train.batch_size)
     if trained < 1:
         return None
     if train.steps is not None:
-        return RunLength(train.steps / steps_of_a_pass, train.steps, round(trained))
+        passes = train.steps / steps_of_a_pass
+        return RunLength(passes, train.steps, round(trained), validation)
     passes = train.epochs or 0.0
-    return RunLength(passes, passes * steps_of_a_pass, round(trained))
+    return RunLength(passes, passes * steps_of_a_pass, round(trained), validation)
 
 
 def _batch_rows_of_a_row(sample: Sample, data: DataConfig) -> float:
@@ -90,13 +97,21 @@ def run_length_text(config: TrainConfig, found: RunLength | None, seconds: float
     """
     if found is None:
         return ""
-    time = f" · ≈ {in_hours(max(1, seconds))}" if seconds else ""
+    time = f" · {in_predicted_time(seconds)}" if seconds else ""
     rows = "your only row" if found.rows == 1 else f"your {counted(found.rows, 'row')}"
     passes = f"{in_passes(found.passes)} over {rows}"
     steps = counted(max(1, round(found.steps)), "step")
-    if config.train.steps is not None:
-        return f"{steps} ≈ {passes}{time}"
-    return f"{passes} ≈ {steps}{time}"
+    length = (steps, passes) if config.train.steps is not None else (passes, steps)
+    return f"{' ≈ '.join(length)}{time}{_about_validation(found)}"
+
+
+def _about_validation(found: RunLength) -> str:
+    """Returns why fewer rows are trained than the data have."""
+    if not found.validation:
+        return ""
+    total = found.rows + found.validation
+    are = "is" if found.validation == 1 else "are"
+    return f". {found.validation:,} of {total:,} rows {are} kept for validation."
 
 
 def in_passes(passes: float) -> str:

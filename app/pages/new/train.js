@@ -15,7 +15,7 @@ import { NewHead } from "./new_head.js";
 import { offerCard, reasonRow } from "./offers.js";
 import { drawPreview } from "./preview.js";
 import { Receipt } from "./receipt.js";
-import { Replaced } from "./replaced.js";
+import { isSame, Replaced } from "./replaced.js";
 import { RunLength } from "./run_length.js";
 import { SettingsTools } from "./settings_tools.js";
 import { StartGate } from "./start_gate.js";
@@ -53,7 +53,6 @@ const draw = {
     preview: takePreview,
 };
 const places = {}; // by name, as received from Gradio
-let hasRuns = null; // not known yet
 let showMachines = null; // shows the machines for a model, on another page
 
 export function leadToMachines(show) {
@@ -67,8 +66,7 @@ export function mountTrain(place) {
         return;
     }
     if (place.name === "new_head") {
-        place.shown = new NewHead(place.element, fill, isReady);
-        if (hasRuns !== null) place.shown.reportRuns(hasRuns);
+        place.shown = new NewHead(place.element, replaceDraft, begins);
         return;
     }
     const show = () => draw[place.name]?.(place, place.props.value ?? {});
@@ -124,17 +122,12 @@ export function trainShown(again = false) {
     const { fit_panel: fit, preview } = places;
     if (again && fit?.form) {
         waitUntilFilled(fit.element.closest(FORM), isFilled); // redrawn only now
+        places.models?.models.shownAgain();
         fit.ask(AT_ONCE);
     }
     if (!fit?.form || !preview || fit.wasExamined || !isShown(fit.element)) return;
     fit.wasExamined = true;
     preview.trigger("submit");
-}
-
-// Is called with whether there is any run, as far as the server knows.
-export function runsFound(isAny) {
-    hasRuns = isAny;
-    places.new_head?.shown.reportRuns(hasRuns);
 }
 
 // Is called with whether the server answers. Text typed during an outage is checked, and thereby
@@ -213,14 +206,22 @@ function mountLength(place) {
     if (fit?.form) place.length.took(fit.form);
 }
 
-// Whether the form has these settings, is checked and can be started.
-function isReady(shown) {
+// Fills the form with a draft. words: what stands above the form then, beside Undo.
+function replaceDraft(draft, words) {
+    const { fit_panel: fit, about } = places;
+    if (!fit?.form || !about?.replaced) return;
+    about.replaced.replace(draft, fit.form, words);
+    chosen(fit);
+}
+
+// The id of the button that begins these settings: empty while they are not those of the form, or
+// not checked, or cannot begin.
+function begins(shown) {
     const { fit_panel: fit } = places;
-    const isSame = Object.entries(shown).every(
-        ([name, value]) => String(fit?.form?.shown[name] ?? "") === String(value ?? ""),
-    );
-    const isChecked = isSame && fit.props.value.can_start;
-    return isChecked && !fit.receipt.asking && !document.querySelector("#start").disabled;
+    if (!fit?.form || !isSame(shown, fit.form.shown) || fit.receipt.asking) return "";
+    const { can_start, can_queue } = fit.props.value;
+    const id = can_start ? "start" : can_queue ? "add-to-queue" : "";
+    return id && document.getElementById(id)?.disabled === false ? id : "";
 }
 
 function writeRunLength(name, text) {
@@ -414,6 +415,7 @@ async function check(place, form) {
     place.checked = form;
     // What a preset says of its data and its model is not true of others.
     document.body.classList.toggle("rs-own", fit.as_preset === false);
+    places.new_head?.shown.took(form, fit.as_preset === false || Boolean(place.typed));
     judge(place);
     settle(place);
     askForPreview();

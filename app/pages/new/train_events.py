@@ -39,9 +39,9 @@ shown: Object.fromEntries(FIELDS.map((name, index) => [name, values[index]]))});
 }"""
 # Tells `train.js` that a preset was chosen, whose settings will follow.
 CHOOSING = "() => { window.ramstreamForms?.choosing?.(); }"
-# Fills the form with the draft that a preset replaced.
-UNDO = """() => {
-  const {preset, about, shown} = window.ramstreamUndone;
+# Fills the form with a whole draft: the one that was replaced, or the one it has at first.
+DRAFT = """() => {
+  const {preset, about, shown} = window.ramstreamDraft;
   return [{__type__: 'update', value: preset}, {about}, ...FIELDS.map((name) => shown[name])];
 }"""
 # Shows what a fit panel allows: Start, or in its place Add to queue while another run trains.
@@ -161,11 +161,11 @@ class TrainEvents:
         )
         loaded.then(**self._ask_settled).then(self.preview, **self._previewed)
         # `replaced.js` triggers this.
-        undo = _filled_in(UNDO, {"FIELDS": self._names})
-        undone = panel.about.input(
-            **in_page(undo, None, [panel.preset, panel.about, *self._fields])
+        draft = _filled_in(DRAFT, {"FIELDS": self._names})
+        filled = panel.about.input(
+            **in_page(draft, None, [panel.preset, panel.about, *self._fields])
         )
-        undone.then(**self._ask_settled).then(self.preview, **self._previewed)
+        filled.then(**self._ask_settled).then(self.preview, **self._previewed)
         # `settings_tools.js` triggers this when a preset was saved or deleted.
         panel.tools.submit(
             self.list_presets, panel.tools, [panel.preset, panel.about], **QUIET

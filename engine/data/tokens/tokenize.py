@@ -116,7 +116,7 @@ def _tokenize(
         source = replace(source, total=survey.rows)
     ends = list(written_ends(encoding.encoder, [mapped.format]))
     tally = Tally(source.name, mapped, ends=ends)
-    splits = _Splits(writer, tally, _validation_rows(source.total or 0, config.eval_fraction))
+    splits = _Splits(writer, tally, _validation_rows(source.total or 0, config))
     texts = TextRows(config) if mapped.format == "text" else None
 
     def report() -> None:
@@ -135,14 +135,11 @@ def _tokenize(
     return tally
 
 
-def _validation_rows(total: int, fraction: float) -> np.ndarray:
-    """Returns bool[total], true for validation rows. With two rows or more, at least one row is for
-    validation, but never all.
-    """
+def _validation_rows(total: int, config: DataConfig) -> np.ndarray:
+    """Returns bool[total], true for validation rows."""
     validation = np.zeros(total, dtype=bool)
-    if fraction > 0 and total >= 2:
-        count = min(max(1, round(total * fraction)), total - 1)
-        validation[np.random.default_rng(EVAL_SEED).permutation(total)[:count]] = True
+    count = config.validation_count(total)
+    validation[np.random.default_rng(EVAL_SEED).permutation(total)[:count]] = True
     return validation
 
 

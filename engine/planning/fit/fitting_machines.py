@@ -6,7 +6,7 @@ the table of models (`model_table`). No torch.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.config.settings import TrainConfig
@@ -53,13 +53,17 @@ def largest_model(
 
 
 def smaller_models(
-    config: TrainConfig, shape: ModelShape, machine: Machine, count: int
+    config: TrainConfig,
+    shape: ModelShape,
+    machine: Machine,
+    count: int,
+    is_offered: Callable[[CatalogEntry], bool],
 ) -> list[CatalogEntry]:
     """Returns the largest models of the catalog that are smaller than `shape` and that `machine`
-    can train: those of the same kind of model first, at most `count`. Raises ConfigError as
-    `table_shape` does.
+    can train, of those that are offered: those of the same kind of model first, at most `count`.
+    Raises ConfigError as `table_shape` does.
     """
-    known = [(entry, table_shape(entry, config)) for entry in catalog()]
+    known = [(entry, table_shape(entry, config)) for entry in filter(is_offered, catalog())]
     smaller = [
         (entry, other)
         for entry, other in known

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from app.pages.new.known_models import model_title
+from app.pages.new.known_models import card_id, model_title
 from app.pages.new.model_cards import FITTING, TOO_LARGE, model_cards
 from engine.config.settings import TrainConfig
 from engine.machine.known_machines import named_machine, with_figures
+from engine.planning.shape.catalog import entry_of
 
 MACHINE = with_figures(named_machine("RTX 4090", 52), disk_gib=500)
 STARTER = "assets/starter-model"
@@ -70,6 +71,16 @@ def test_a_model_and_its_tuned_one_have_one_name_and_others_of_its_shape_their_o
         assert cards(source)[0]["title"] == "Qwen2.5 0.5B"
     assert model_title("deepseek-ai/DeepSeek-R1-Distill-Llama-8B") == "DeepSeek-R1-Distill-Llama-8B"
     assert model_title("/models/mine") == "mine"
+
+
+def test_models_that_look_at_pictures_or_do_something_else_are_not_offered_for_texts():
+    def offered(machine):
+        return [each["id"] for each in cards(machine=machine, method="lora")]
+
+    sizes = [named_machine("RTX 4090", gib) for gib in (8, 16, 24, 32, 48, 64, 96, 128)]
+    ids = {each for machine in sizes for each in offered(with_figures(machine, disk_gib=900))}
+    assert len(ids) > 10 and not any("VL" in each or "medgemma" in each for each in ids)
+    assert card_id(entry_of("google/gemma-3-4b-pt")) == "google/gemma-3-4b-it"
 
 
 def test_adapters_fit_larger_models():

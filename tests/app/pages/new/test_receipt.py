@@ -48,7 +48,7 @@ def test_a_mix_is_told_in_short():
 def test_the_time_is_known_or_why_it_is_not():
     assert clock(54.2, "", "As usual.") == {
         "seconds": 54.2,
-        "text": "≈ 54 s",
+        "text": "≈ 55 s",
         "why": "",
         "note": "As usual.",
         "to_measure": False,

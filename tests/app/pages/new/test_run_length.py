@@ -25,7 +25,7 @@ def test_steps_are_passes_over_the_rows_that_are_trained():
     found = run_length(config(), SAMPLE, 2000)
     assert found.passes == pytest.approx(0.5) and found.rows == 2000
     held = run_length(config(data__eval_fraction=0.5), SAMPLE, 2000)
-    assert held.passes == pytest.approx(1.0) and held.rows == 1000
+    assert held.passes == pytest.approx(1.0) and held.rows == held.validation == 1000
     half = run_length(
         config(), dataclasses.replace(SAMPLE, skipped=100, lengths=(100,) * 100), 2000
     )
@@ -46,6 +46,18 @@ def test_passes_are_steps():
     assert text == "3 passes over your 2,000 rows ≈ 600 steps · ≈ 20 min"
 
 
+def test_rows_that_are_kept_for_validation_are_told_where_fewer_are_trained():
+    few = dataclasses.replace(SAMPLE, rows=40, lengths=(100,) * 40, is_all=True)
+    asked = config(train__steps=None, train__epochs=3.0, data__eval_fraction=0.04)
+    found = run_length(asked, few, None)
+    assert (found.rows, found.validation) == (38, 2)
+    text = run_length_text(asked, found, 3.0)
+    assert text == (
+        "3 passes over your 38 rows ≈ 11 steps · a few seconds. "
+        "2 of 40 rows are kept for validation."
+    )
+
+
 def test_the_number_of_rows_must_be_known():
     assert run_length(config(), SAMPLE, None) is None
     whole = dataclasses.replace(SAMPLE, is_all=True)
@@ -58,7 +70,7 @@ def test_the_number_of_rows_must_be_known():
     ("steps", "words"),
     [
         (100, "100 steps ≈ 0.5 passes over your 2,000 rows · ≈ 1 min 40 s"),
-        (1, "1 step ≈ less than 0.01 passes over your 2,000 rows · ≈ 1 s"),
+        (1, "1 step ≈ less than 0.01 passes over your 2,000 rows · a few seconds"),
         (200, "200 steps ≈ 1 pass over your 2,000 rows · ≈ 3 min 20 s"),
         (9000, "9,000 steps ≈ 45 passes over your 2,000 rows · ≈ 2 h 30 min"),
     ],

@@ -166,7 +166,7 @@ def test_smaller_moments_make_larger_models_and_smaller_machines_fit():
 def test_smaller_models_that_fit_are_of_the_same_kind_first():
     machine = named_machine("RTX 4090", 32)
     shape = entry_of("Qwen/Qwen2.5-7B").shape()
-    found = smaller_models(CONFIG, shape, machine, 3)
+    found = smaller_models(CONFIG, shape, machine, 3, lambda entry: True)
     assert len(found) == 3 and found[0].shape().model_type == "qwen2"
     sizes = [each.shape().parameter_count for each in found]
     assert max(sizes) < shape.parameter_count
