@@ -3,11 +3,11 @@
 
 import { el } from "./dom.js";
 
-const LONGEST = 240; // characters of an answer that are shown at first
+const LONGEST = 240;
 const MOST_BROKEN = 0.1; // share of broken characters from which an answer is unreadable
 const BROKEN = /[\p{Cc}\p{Co}\p{Cn}\ufffd]/u;
 const SPACES = "\n\r\t";
-export const UNREADABLE = "Unreadable characters";
+export const UNREADABLE = "Unreadable";
 
 // Whether an answer is of broken characters in part, as untrained models write them. A single one
 // may be a character that the answer's end has cut.
@@ -19,12 +19,13 @@ export function isUnreadable(text) {
 }
 
 // text: the answer; null where the prompt was not asked, which is another thing than an empty one.
-export function answerNodes(text) {
+// longest: the number of characters that are shown at first.
+export function answerNodes(text, longest = LONGEST) {
     if (text === null || text === undefined) return ["–"];
     if (!text) return ["(nothing)"];
     if (isUnreadable(text)) return folded(text, UNREADABLE, "Show");
-    if (text.length <= LONGEST) return [text];
-    return folded(text, `${text.slice(0, LONGEST)}…`, "Show all");
+    if (text.length <= longest) return [text];
+    return folded(text, `${text.slice(0, longest)}…`, "Show all");
 }
 
 function folded(text, short, label) {
@@ -34,7 +35,7 @@ function folded(text, short, label) {
         "button",
         {
             type: "button",
-            class: "rs-small",
+            class: "rs-link",
             click: () => {
                 words.textContent = text;
                 all.remove();

@@ -4,6 +4,8 @@ import { addressOf } from "../../shared/address.js";
 import { answerNodes } from "../../shared/answer_text.js";
 import { el, field, setText } from "../../shared/dom.js";
 
+const LONGEST = 90; // characters of an answer that are shown at first
+
 export class Answers {
     constructor(root) {
         this.root = root;
@@ -21,17 +23,19 @@ export class Answers {
         setText(under, caption);
         under.title = about;
         setText(field(root, "began-with"), beganWith);
-        setText(field(root, "answers-now"), title.startsWith("Before") ? "After" : "Now");
-        root.querySelector("tbody").replaceChildren(...rows.map(answerRow));
+        const label = title.startsWith("Before") ? "After" : "Now";
+        setText(field(root, "answers-now"), label);
+        const shown = rows.map((row) => answerRow(row, label));
+        root.querySelector("tbody").replaceChildren(...shown);
     }
 }
 
-function answerRow({ prompt, expected, rejected, before, now, is_right: isRight }) {
+function answerRow({ prompt, expected, rejected, before, now, is_right: isRight }, label) {
     const asked = el("td", { class: "rs-asked" }, prompt);
     if (rejected) asked.append(el("small", {}, `rejected: ${rejected}`));
-    const latest = el("td", { "data-label": "Now" }, ...answerNodes(now));
+    const latest = el("td", { "data-label": label }, ...answerNodes(now, LONGEST));
     latest.dataset.right = isRight ?? "";
     if (isRight === false) latest.append(el("small", {}, `expected: ${expected}`));
-    const earlier = el("td", { "data-label": "Before training" }, ...answerNodes(before));
+    const earlier = el("td", { "data-label": "Before training" }, ...answerNodes(before, LONGEST));
     return el("tr", {}, asked, earlier, latest);
 }

@@ -10,7 +10,7 @@ from app.labels import in_share
 from engine.runs.record.events import ExactMatchMeasured
 from engine.runs.record.snapshot import RunSnapshot
 
-SHOWN_GOING, SHOWN_OVER = 3, 5
+SHOWN_GOING, SHOWN_OVER = 3, 4
 """Number of prompts that are shown while a run goes on, and once it is over."""
 ABOUT = "Answers take at most 2 % of the run’s time; where they would take more, they are left out."
 

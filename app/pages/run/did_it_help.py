@@ -68,7 +68,7 @@ def _compared(figure: Figure, as_text: Callable[[Figure, float | None], str]) ->
 def _unknown(known: Sequence[Figure]) -> Answer:
     """Returns that the figures of both models do not tell which one is better, and why."""
     judged = [each for each in known if each.interval is not None]
-    most = max(judged or known, key=lambda each: each.count or 0)
+    most = max(judged or known, key=lambda each: (each.count or 0, each.of == "rows"))
     count, of = most.count or 0, most.of
     if judged:
         text = f"The difference is no larger than chance makes it with {count:,} {of}. {MORE_ROWS}"

@@ -41,7 +41,7 @@ MOST_ROWS = 200
 """Largest number of rows in the table: those that were measured last."""
 FORWARD = 3.0
 """A model reads a token this much faster than it trains on one: a training step also goes back."""
-MOST_DIGITS = 6
+MOST_DIGITS, LOSS_DIGITS = 6, 3
 FIRST_ANSWERS, FIRST_LIMIT = 10, 200
 """Number of prompts to answer side by side, and of samples of a task, at first."""
 _WHOSE = {
@@ -289,11 +289,17 @@ def _change(figure: Figure) -> str:
 def _signed(figure: Figure, value: float) -> str:
     """Returns a difference with its sign, and as many digits as its interval leaves certain."""
     scale = 100 if figure.unit == "share" else 1
+    if figure.interval is None and figure.unit != "number":
+        digits = 0 if figure.unit == "share" else LOSS_DIGITS
+        return _with_sign(value, f"{scale * abs(value):,.{digits}f}")
     width = abs(figure.difference or value)
     if figure.interval is not None:
         width = (figure.interval.high - figure.interval.low) / 2
     digits = 2 if not 0 < width < math.inf else max(0, 1 - math.floor(math.log10(scale * width)))
-    text = f"{scale * abs(value):,.{min(digits, MOST_DIGITS)}f}"
+    return _with_sign(value, f"{scale * abs(value):,.{min(digits, MOST_DIGITS)}f}")
+
+
+def _with_sign(value: float, text: str) -> str:
     sign = "+" if value > 0 else "−"
     return text if not float(text.replace(",", "")) else sign + text
 

@@ -141,8 +141,8 @@ function condensed(stretch) {
     });
     const earlier = new Set(steps).size - lines.length;
     if (earlier > 0)
-        lines[0].text += ` ${earlier} earlier ${earlier === 1 ? "evaluation" : "evaluations"}.`;
-    return [...lines, ...kept.filter(Boolean)];
+        lines[0].text += ` ${earlier} earlier ${earlier === 1 ? "one is" : "ones are"} not shown.`;
+    return [...lines, ...kept.filter(Boolean)].sort((a, b) => a.time - b.time);
 }
 
 function entryNode({ time, step, text, level }) {

@@ -52,7 +52,7 @@ def run_details(folder: RunFolder, snapshot: RunSnapshot) -> dict[str, Any]:
         "config_problem": problem,
         "commands": _commands(folder, summary.state if summary else ""),
         "export": export_details(folder, snapshot, bool(summary and summary.export_failed)),
-        "settings": settings_in_words(folder, summary.total_steps if summary else 0),
+        "settings": settings_in_words(folder, summary.total_steps if summary else 0, snapshot.data),
         "printed": [*_printed(folder, STDOUT_FILE), *_printed(folder, STDERR_FILE)],
     }
 

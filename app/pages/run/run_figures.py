@@ -116,15 +116,10 @@ def alarms(snapshot: RunSnapshot) -> set[str]:
 
 def _loss_text(snapshot: RunSnapshot) -> str:
     steps, evals = snapshot.steps, snapshot.evals
-    text = f"Latest: training {in_loss(steps.loss[-1])} (step {steps.step[-1]:,})"
+    text = f"Latest: training {in_loss(steps.loss[-1])} {_moment(steps.step[-1])}"
     if len(evals):
-        text += f", validation {in_loss(evals.loss[-1])} ({_step_or_before(evals.step[-1])})"
-        text += " · validation rows are not trained on"
+        text += f", validation {in_loss(evals.loss[-1])} {_moment(evals.step[-1])}"
     return text
-
-
-def _step_or_before(step: int) -> str:
-    return f"step {step:,}" if step else "before training"
 
 
 def _optimizer_text(snapshot: RunSnapshot) -> str:

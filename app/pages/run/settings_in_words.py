@@ -4,6 +4,8 @@ were changed from their defaults.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from app.form import settings_form
@@ -23,19 +25,21 @@ SHOWN_FIRST = (
 """Settings that are not repeated among those that were changed."""
 
 
-def settings_in_words(folder: RunFolder, total_steps: int) -> dict[str, Any]:
+def settings_in_words(
+    folder: RunFolder, total_steps: int, data: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
     """Returns `main`, pairs of a name and a text, and `changed`, rows of a label, the dotted name,
     the value and the default. Both are empty if the settings cannot be read. `total_steps` is the
-    length of the run, or 0 while it is not known.
+    length of the run, or 0 while it is not known; `data` is what its record says of its rows.
     """
     try:
         config = folder.config
     except (RamstreamError, OSError):
         return {"main": [], "changed": []}
-    return {"main": _main(config, total_steps), "changed": _changed(config)}
+    return {"main": _main(config, total_steps, data), "changed": _changed(config)}
 
 
-def _main(config: TrainConfig, total_steps: int) -> list[list[str]]:
+def _main(config: TrainConfig, total_steps: int, data: Mapping[str, Any]) -> list[list[str]]:
     train = config.train
     method = METHOD_LABELS[train.method]
     if train.method == "lora":
@@ -43,22 +47,39 @@ def _main(config: TrainConfig, total_steps: int) -> list[list[str]]:
     return [
         ["Model", config.model.source],
         ["Data", config.data.title],
+        *_rows(data),
         ["Trained", method[0].upper() + method[1:]],
         ["Learning rate", in_digits(train.learning_rate)],
         ["Schedule", _schedule(train, total_steps)],
         ["Batch size", counted(train.batch_size, "row")],
-        ["Length", _length(train, total_steps)],
+        ["Length", _length(train, total_steps, data)],
         ["Sequence length", counted(config.data.max_seq_len, "token")],
         ["Precision", config.model.dtype],
     ]
 
 
-def _length(train: OptimConfig, total_steps: int) -> str:
+def _rows(data: Mapping[str, Any]) -> list[list[str]]:
+    """Returns how many rows are trained on and evaluated, where that is known."""
+    trained, kept = data.get("train_examples"), data.get("eval_examples")
+    if not isinstance(trained, int) or not isinstance(kept, int):
+        return []
+    return [["Rows", f"{trained:,} to train on, {kept:,} for validation"]]
+
+
+def _length(train: OptimConfig, total_steps: int, data: Mapping[str, Any]) -> str:
+    """Returns the length in steps and in passes."""
+    rows = data.get("train_rows")
     if train.steps:
-        return counted(train.steps, "step")
-    count = f"{train.epochs or 1:g}"
-    passes = f"{count} {'pass' if count == '1' else 'passes'}"
+        steps = counted(train.steps, "step")
+        known = isinstance(rows, int) and rows > 0
+        return f"{steps} · {_passes(train.steps * train.batch_size / rows)}" if known else steps
+    passes = _passes(train.epochs or 1)
     return f"{passes} · {counted(total_steps, 'step')}" if total_steps else passes
+
+
+def _passes(passes: float) -> str:
+    count = f"{float(f'{passes:.3g}'):,g}"
+    return f"{count} {'pass' if count == '1' else 'passes'}"
 
 
 def _schedule(train: OptimConfig, total_steps: int) -> str:

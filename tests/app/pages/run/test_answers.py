@@ -102,7 +102,7 @@ def test_in_the_end_more_are_shown_with_the_score():
     assert found["title"] == "Before and after training"
     assert found["caption"] == "6 of 6 right (100 %), at step 30"
     assert [(row["before"], row["now"]) for row in found["rows"]][:2] == [("?", "0"), ("?", "2")]
-    assert len(found["rows"]) == 5 and all(row["is_right"] for row in found["rows"])
+    assert len(found["rows"]) == 4 and all(row["is_right"] for row in found["rows"])
 
 
 def test_prompts_of_a_person_have_no_right_answer_and_without_any_there_is_nothing():

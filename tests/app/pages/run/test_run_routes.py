@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 import pytest
 
 from app.pages.run.export_details import export_details
+from app.pages.run.settings_in_words import settings_in_words
 from app.session import run_list as run_list_module
 from app.session.session import Session
 from app.shared.run_table import Asked
@@ -476,6 +477,15 @@ def test_the_settings_that_matter_come_first_and_then_what_was_changed(session):
     (folder.path / "config.yaml").unlink()
     shown = get(session, f"/api/runs/{folder.id}/details").json()["settings"]
     assert shown == {"main": [], "changed": []}
+
+    counted = create_run(
+        session.runs_dir,
+        CONFIG.with_values({"train.epochs": None, "train.steps": 3, "train.batch_size": 19}),
+    )
+    data = {"train_rows": 38, "train_examples": 38, "eval_examples": 2}
+    main = dict(settings_in_words(counted, 3, data)["main"])
+    assert main["Rows"] == "38 to train on, 2 for validation"
+    assert main["Length"] == "3 steps · 1.5 passes"
 
 
 def test_a_failed_job_says_why_and_jobs_take_turns(session):

@@ -14,7 +14,7 @@ def snapshot_of(**how) -> RunSnapshot:
 def test_every_figure_has_a_sentence_with_its_numbers():
     shown = summaries(snapshot_of(steps=80))
     assert set(shown) == set(FIGURES) - {"preference"}  # which is for runs of pairs
-    assert "(step 80)" in shown["loss"] and "validation" in shown["loss"]
+    assert "at step 80" in shown["loss"] and "validation" in shown["loss"]
     assert shown["optimizer"].startswith("Latest: rate ") and "norm" in shown["optimizer"]
 
 
