@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from engine.model.blocks.block_inputs import BlockArguments
+from engine.planning.fit.sampling_memory import CacheCost
 from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.device.cuda_backend import CudaBackend
 from engine.runtime.sampling.answers import AnswerLimits
 from engine.runtime.sampling.drawing import Drawing
-from engine.runtime.sampling.kv_cache import CacheCost, NoCache
+from engine.runtime.sampling.kv_cache import NoCache
 from tests.support.tiny import FAMILIES, VOCAB, plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.gpu

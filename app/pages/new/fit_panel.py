@@ -70,6 +70,7 @@ def unchecked(headline: str, sentence: str, wrong: str | None = None) -> dict[st
         "lives_more": "",
         "bars": [],
         "time": [],
+        "answers": [],
         "suggestions": [],
         "to_be_timed": False,
         "help": "",
@@ -181,6 +182,7 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         "lives_more": more,
         "bars": _bars(report, beside, has_costs),
         "time": _time_rows(report) if fits else [],
+        "answers": _answer_rows(report),
         "suggestions": suggestions,
         "to_be_timed": (has_times and not is_timed) or not fits or beside.has_more,
         "help": HELP[report.status] if suggestions else "",
@@ -222,6 +224,11 @@ def _size_text(report: FitReport) -> str:
 
 
 # ------------------------------------------------------------------ time
+
+
+def _answer_rows(report: FitReport) -> list[dict[str, str]]:
+    """Returns a row for each kind of answers that the run draws."""
+    return [] if report.answers is None else [_row(*r) for r in report.answers.rows(in_bytes)]
 
 
 def _row(name: str, text: str, note: str = "") -> dict[str, str]:

@@ -506,7 +506,8 @@ function drawFit(place, fit) {
     );
     field(element, "needs").replaceChildren(...fit.bars.map(needRow));
     drawParts(place, fit.bars);
-    field(element, "time").replaceChildren(...fit.time.map(timeRow));
+    const rows = [...fit.time, ...fit.answers];
+    field(element, "time").replaceChildren(...rows.map(timeRow));
     place.link.show(fit.field, fit.reasons[0]);
     writeRunLength("length", fit.run_length);
     drawInstead(element, fit);

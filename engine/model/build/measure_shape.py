@@ -22,6 +22,7 @@ from engine.model.build.activations import (
     first_of,
     handed_numel,
 )
+from engine.model.build.cache_size import cache_numel
 from engine.model.build.linear_weights import non_linear_matrix
 from engine.model.build.specimens import Specimens, arguments_on_meta, on_meta
 from engine.model.build.units import TORCH_DTYPES, StreamedModel
@@ -116,6 +117,7 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
         logit_bytes=FP32_LOGIT_BYTES + item * (2 if softcap else 1),
         argument_numel=argument_numel(model),
         handed_numel=handed_numel(model),
+        cache_numel=cache_numel(model),
         untouched_numel=sum(model.non_text.values()),
         non_linear_matrix=non_linear_matrix(model),
         stored_as=None if model.quantized is None else model.quantized.method,

@@ -7,13 +7,14 @@ model, and how the shape of a model with adapters is found.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from engine.config.settings import TrainConfig
 from engine.machine.device import measured_rates
 from engine.machine.known_machines import known_machine
 from engine.machine.read_machine import Machine
+from engine.planning.fit.answers_memory import AnswersMemory, answers_memory
 from engine.planning.fit.checkpoint_sizes import best_bytes
 from engine.planning.fit.chosen import Chosen
 from engine.planning.fit.disk_offload import DiskOffload
@@ -74,6 +75,8 @@ class FitReport:
     """Plan to which the requirements belong. A run that gets the report trains with it."""
     disk_offload: DiskOffload | None = None
     """Moments and block inputs on the disk."""
+    answers: AnswersMemory | None = None
+    """What answers take, of the memory that training leaves free."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, in the form that the record and the screen use."""
@@ -90,6 +93,7 @@ class FitReport:
             "time": self.time,
             "pool": self.pool.to_dict(),
             "disk_offload": self.disk_offload.to_dict() if self.disk_offload is not None else None,
+            "answers": asdict(self.answers) if self.answers is not None else None,
         }
 
 
@@ -145,6 +149,7 @@ def estimate(
         pool=pool_of(requirements),
         chosen=requirements.chosen,
         disk_offload=requirements.disk_offload,
+        answers=answers_memory(requirements),
     )
 
 

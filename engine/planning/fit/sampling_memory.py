@@ -9,10 +9,13 @@ long as many rows wait, and less where one row is answered.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 MOST_ROWS = 512
 """Rows of a cache at most. More of them would make a step longer by as much as they add."""
+POSITIONS = 64
+"""The number of positions of a cache that all rows share is a multiple of this."""
 PASS_TOKENS = 16384
 """Most positions of a micro-batch for sampling, unless it is a single row."""
 _LEAST_PASS_TOKENS = 1024
@@ -30,11 +33,52 @@ class PassBytes(NamedTuple):
     """The logits of the most rows, and what drawing from some of them takes."""
 
 
+@dataclass(frozen=True)
+class CacheCost:
+    """The fields give the bytes that the cache of one row takes on the device."""
+
+    fixed: int
+    per_token: int
+
+    def of(self, tokens: int) -> int:
+        """Returns the most bytes that the cache of a row of `tokens` takes. A sliding window keeps
+        the whole prompt until the first step.
+        """
+        return self.fixed + self.per_token * tokens
+
+
+def positions_for(tokens: int) -> int:
+    """Returns the positions of a shared cache for rows of so many tokens. A step that begins before
+    a row is known to have ended writes one further.
+    """
+    return -(-(tokens + 1) // POSITIONS) * POSITIONS
+
+
+def shared_bytes(cost: CacheCost, rows: int, tokens: int) -> int:
+    """Returns the bytes of a cache that so many rows of `tokens` tokens share."""
+    return rows * cost.of(positions_for(tokens))
+
+
 class CacheRoom(NamedTuple):
     """Memory for caches, in bytes, and how many tokens of prompts one pass may compute beside."""
 
     budget: int
     pass_tokens: int
+
+    def holds(self, cost: CacheCost, rows: int, tokens: int) -> bool:
+        """Returns whether so many rows of `tokens` tokens have a shared cache."""
+        return rows <= MOST_ROWS and shared_bytes(cost, rows, tokens) <= self.budget
+
+    def at_once(self, cost: CacheCost, rows: int, tokens: int) -> int:
+        """Returns how many of `rows` rows of `tokens` tokens share a cache."""
+        return min(rows, MOST_ROWS, self.budget // max(1, shared_bytes(cost, 1, tokens)))
+
+    def allocated(self, cost: CacheCost, rows: int, tokens: int) -> int:
+        """Returns the rows that a new cache for `rows` rows has. Rows come one after another where
+        a server asks, so a cache grows by halves of the room.
+        """
+        wanted = min(MOST_ROWS, 1 << (rows - 1).bit_length())
+        return wanted if shared_bytes(cost, wanted, tokens) <= self.budget else rows
 
 
 def pass_bytes(config: Any, item: int) -> PassBytes:
@@ -45,8 +89,13 @@ def pass_bytes(config: Any, item: int) -> PassBytes:
     experts = getattr(config, "num_experts_per_tok", None)
     if experts:
         width = max(width, experts * (getattr(config, "moe_intermediate_size", None) or width))
-    per_token = item * (3 * width + 8 * config.hidden_size) + 2 * 4 * config.hidden_size
-    return PassBytes(per_token, 2 * 4 * MOST_ROWS * config.vocab_size)
+    return bytes_of_pass(config.hidden_size, width, config.vocab_size, item)
+
+
+def bytes_of_pass(hidden: int, width: int, vocabulary: int, item: int) -> PassBytes:
+    """Returns the same for hidden states of `hidden` numbers and a widest product of `width`."""
+    per_token = item * (3 * width + 8 * hidden) + 2 * 4 * hidden
+    return PassBytes(per_token, 2 * 4 * MOST_ROWS * vocabulary)
 
 
 def blocks_kept(free: int, ends: int, blocks: Sequence[int], many_rows: bool) -> int:
@@ -74,3 +123,10 @@ def cache_room(free: int, token_bytes: int, of_pass: PassBytes) -> CacheRoom:
     apart = min(free // 2, PASS_TOKENS * a_token + of_pass.logits)
     tokens = max(0, apart - of_pass.logits) // a_token
     return CacheRoom(free - apart, max(_LEAST_PASS_TOKENS, min(PASS_TOKENS, tokens)))
+
+
+def host_cache_room(free: int) -> CacheRoom:
+    """Returns the memory for caches out of `free` bytes of RAM. Other programs use it, too, so half
+    of it is left alone.
+    """
+    return CacheRoom(free // 2, PASS_TOKENS)

@@ -74,6 +74,10 @@ class ModelShape:
     """Number of hidden states per token that a block's input is as large as."""
     untouched_numel: int = 0
     """Elements of the parts that text does not reach. They are copied into an export."""
+    cache_numel: int = 0
+    """Elements that keys and values of a token take in the cache of answers; 0 where the model has
+    no cache that all rows share (`engine.runtime.sampling.rows_cache`).
+    """
     stored_as: Method | None = None
     """How the checkpoint's weights are quantized."""
     non_linear_matrix: str = ""

@@ -65,6 +65,8 @@ UNTOUCHED = "untouched_numel"
 """A row of a model that also reads images or sound has this key."""
 HANDED = "handed_numel"
 """A row of a model whose blocks hand values to later blocks has this key."""
+CACHE = "cache_numel"
+"""A row of a model that keeps keys and values of each token has this key."""
 STORED_AS = "stored_as"
 """A row of a checkpoint whose weights are dequantized on loading has this key."""
 NON_LINEAR_MATRIX = "non_linear_matrix"
@@ -108,6 +110,7 @@ def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
         **({} if first.work_parameters is None else {WORK: first.work_parameters}),
         **({UNTOUCHED: first.untouched_numel} if first.untouched_numel else {}),
         **({HANDED: first.handed_numel} if first.handed_numel else {}),
+        **({CACHE: first.cache_numel} if first.cache_numel else {}),
         **({} if first.stored_as is None else {STORED_AS: first.stored_as.value}),
         **({NON_LINEAR_MATRIX: first.non_linear_matrix} if first.non_linear_matrix else {}),
         "logit_bytes": {dtype: shape.logit_bytes for dtype, shape in shapes.items()},
@@ -228,6 +231,7 @@ def unpack(row: Mapping[str, Any], dtype: str, source: str, **changes: Any) -> M
     values.setdefault(WORK, row.get(WORK))
     values.setdefault(UNTOUCHED, row.get(UNTOUCHED, 0))
     values.setdefault(HANDED, row.get(HANDED, 0))
+    values.setdefault(CACHE, row.get(CACHE, 0))
     values.setdefault(NON_LINEAR_MATRIX, row.get(NON_LINEAR_MATRIX, ""))
     values[STORED_AS] = Method(row[STORED_AS]) if row.get(STORED_AS) else None
     attention = {name: row[key] for key, name in ATTENTION_FIELDS.items()}

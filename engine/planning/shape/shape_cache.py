@@ -27,6 +27,7 @@ from engine.planning.shape.quantized_weights import Method
 from engine.planning.shape.sequence_tiling import TiledBlock
 from engine.planning.shape.serialize import (
     ACTIVATION_FIELDS,
+    CACHE,
     FROZEN,
     HANDED,
     KEEP_IN_FP32,
@@ -188,6 +189,7 @@ def _is_row(row: Any, dtype: str) -> bool:
         and _is_count(row.get(WORK, 0))
         and _is_count(row.get(UNTOUCHED, 0))
         and _is_count(row.get(HANDED, 0))
+        and _is_count(row.get(CACHE, 0))
         and isinstance(row.get(NON_LINEAR_MATRIX, ""), str)
         and row.get(STORED_AS) in (None, *Method)
         and all(name in row and (row[name] is None or _is_count(row[name])) for name in optional)

@@ -21,11 +21,17 @@ import torch
 from engine.data.tokens.trained_ends import ids_of
 from engine.errors import CacheError
 from engine.model.build.pretrained_files import ids_of_end, load_generation_config
-from engine.planning.fit.sampling_memory import PASS_TOKENS, CacheRoom, cache_room, pass_bytes
+from engine.planning.fit.sampling_memory import (
+    CacheCost,
+    CacheRoom,
+    cache_room,
+    host_cache_room,
+    pass_bytes,
+)
 from engine.runtime.device.graph_recorder import Recorder
 from engine.runtime.sampling.answers import AnswerLimits, Found, Row, SampledToken
 from engine.runtime.sampling.drawing import GREEDY, MOST_TOP_LOGPROBS, Drawing
-from engine.runtime.sampling.kv_cache import CacheCost, NoCache, try_cache
+from engine.runtime.sampling.kv_cache import NoCache, try_cache
 from engine.runtime.sampling.model_decoders import GroupedDecoder, UncachedDecoder
 from engine.runtime.sampling.rows_cache import try_rows_cache
 from engine.runtime.sampling.static_decoder import StaticDecoder
@@ -192,12 +198,10 @@ class Sampler:
         return UncachedDecoder(self.engine)
 
     def _cache_room(self, cost: CacheCost) -> CacheRoom:
-        """Returns the memory for caches. Other programs use the host's, too, so half of it is left
-        alone there.
-        """
+        """Returns the memory for caches."""
         free = self.engine.backend.free_memory()
         if self.engine.backend.device.type == "cpu":
-            return CacheRoom(free // 2, PASS_TOKENS)
+            return host_cache_room(free)
         text = self.engine.model.config.get_text_config()
         item = torch.finfo(getattr(torch, self.engine.model.dtype)).bits // 8
         return cache_room(free, cost.per_token, pass_bytes(text, item))

@@ -17,6 +17,7 @@ import torch
 
 from engine.errors import CacheError
 from engine.model.blocks.block_inputs import tensors_in
+from engine.planning.fit.sampling_memory import CacheCost
 from engine.runtime.step.streaming_engine import StreamingEngine
 
 _TRIAL_TOKENS, _TRIAL_STEPS = 16, 2
@@ -24,20 +25,6 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Difference, relative to their spread, up to which logits with and without a cache count as equal.
 The bound is well above the effect of a different order of sums, and below that of a lost token.
 """
-
-
-@dataclass(frozen=True)
-class CacheCost:
-    """The fields give the bytes that the cache of one row takes on the device."""
-
-    fixed: int
-    per_token: int
-
-    def of(self, tokens: int) -> int:
-        """Returns the most bytes that the cache of a row of `tokens` takes. A sliding window keeps
-        the whole prompt until the first step.
-        """
-        return self.fixed + self.per_token * tokens
 
 
 @dataclass(frozen=True)

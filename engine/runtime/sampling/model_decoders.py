@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.planning.fit.sampling_memory import CacheRoom
+from engine.planning.fit.sampling_memory import CacheCost, CacheRoom
 from engine.runtime.sampling.answers import Found, Row
 from engine.runtime.sampling.drawing import DrawingState
-from engine.runtime.sampling.kv_cache import CacheCost
 from engine.runtime.step.streaming_engine import StreamingEngine
 
 

@@ -20,10 +20,10 @@ import torch
 from engine.errors import CacheError
 from engine.model.build.attention_rows import CachedRows
 from engine.model.build.library import transformers
+from engine.planning.fit.sampling_memory import POSITIONS, CacheCost
 from engine.planning.shape.activation_sizes import DOCUMENTS
 from engine.runtime.sampling.kv_cache import (
     TOLERANCE,
-    CacheCost,
     NoCache,
     disagreement,
     too_short_for_a_trial,
@@ -32,8 +32,6 @@ from engine.runtime.step.inference_passes import pass_groups
 from engine.runtime.step.streaming_engine import StreamingEngine
 
 _TRIAL_TOKENS, _TRIAL_STEPS = 16, 2
-POSITIONS = 64
-"""The number of positions of a cache is a multiple of this."""
 
 
 class _Seen:

@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.errors import CacheError
-from engine.planning.fit.sampling_memory import MOST_ROWS, CacheRoom
+from engine.planning.fit.sampling_memory import POSITIONS, CacheCost, CacheRoom, positions_for
 from engine.planning.schedule.ops import Lane
 from engine.runtime.device.backend import Ticket
 from engine.runtime.device.graph_recorder import Recorder
 from engine.runtime.sampling.answers import Found, Row
 from engine.runtime.sampling.drawing import MOST_TOP_LOGPROBS, DrawingState, Drawn
-from engine.runtime.sampling.kv_cache import CacheCost
-from engine.runtime.sampling.rows_cache import POSITIONS, RowsCache, computed_prompts
+from engine.runtime.sampling.rows_cache import RowsCache, computed_prompts
 from engine.runtime.step.inference_passes import RecordedPass
 from engine.runtime.step.streaming_engine import StreamingEngine
 
@@ -118,7 +117,7 @@ class StaticDecoder:
 
     def can_ever_take(self, row: Row) -> bool:
         """Returns whether the row's cache is within the budget."""
-        return self._bytes(1, row.longest) <= self._room.budget
+        return self._room.holds(self._cost, 1, row.longest)
 
     def admit(self, waiting: list[Row]) -> None:
         """Takes rows from the front of `waiting`, as many as there is room for and as one pass
@@ -132,12 +131,8 @@ class StaticDecoder:
             tokens += 0 if prompt in seen else len(prompt)
             seen.add(prompt)
             longest = max(longest, row.longest)
-            has_room = self._bytes(rows + taken + 1, longest) <= self._room.budget
-            if (
-                not has_room
-                or rows + taken == MOST_ROWS
-                or (taken and tokens > self._room.pass_tokens)
-            ):
+            has_room = self._room.holds(self._cost, rows + taken + 1, longest)
+            if not has_room or (taken and tokens > self._room.pass_tokens):
                 break
             taken += 1
         self._fresh += waiting[:taken]
@@ -352,9 +347,6 @@ class StaticDecoder:
 
     # ------------------------------------------------------------------ memory
 
-    def _bytes(self, rows: int, tokens: int) -> int:
-        return rows * self._cost.of(-(-(tokens + 1) // POSITIONS) * POSITIONS)
-
     def _longest(self) -> int:
         return max((row.longest for row in self.rows), default=0)
 
@@ -362,17 +354,13 @@ class StaticDecoder:
         """Makes the cache large enough for these rows beside those that have places."""
         rows = len(self._places) + len(fresh)
         longest = max(row.longest for row in (*fresh, *self._places.values()))
-        # A step that begins before a row is known to have ended writes one position further.
-        positions = -(-(longest + 1) // POSITIONS) * POSITIONS
+        positions = positions_for(longest)
         cache = self._cache
         if cache is not None and cache.rows >= rows and cache.positions >= positions:
             return
         if cache is not None:
             rows, positions = max(rows, cache.rows), max(positions, cache.positions)
-        # Rows come one after another where a server asks, so the cache grows by halves of the room.
-        wanted = min(MOST_ROWS, 1 << (rows - 1).bit_length())
-        if self._bytes(wanted, positions) <= self._room.budget:
-            rows = wanted
+        rows = self._room.allocated(self._cost, rows, positions - 1)
         self._forget_recordings()
         if cache is None:
             self._cache = RowsCache(like, rows, positions)

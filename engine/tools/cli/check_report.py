@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.machine.read_machine import Machine
+from engine.planning.fit.answers_memory import AnswersMemory
 from engine.planning.fit.memory_items import PartName
 from engine.planning.fit.report import FitReport
 from engine.planning.fit.requirements import Part
@@ -58,6 +59,8 @@ def report_as_text(report: FitReport, machine: Machine) -> str:
         f"step ({time['formula']})"
     )
     lines += _time_text(time)
+    if report.answers is not None:
+        lines += ["", "Answers, of what training leaves free", *_answers_as_text(report.answers)]
     if report.disk_offload is not None:
         lines += [
             "",
@@ -71,6 +74,13 @@ def notes(machine: Machine) -> list[str]:
     """Returns the notes on a machine, and what was found there, as lines."""
     lines = [*machine.notes, *(found.sentence for found in machine.findings)]
     return ["", *lines] if lines else []
+
+
+def _answers_as_text(answers: AnswersMemory) -> list[str]:
+    rows = answers.rows(in_gib)
+    width = max(len(name) for name, _, _ in rows)
+    told = [", ".join(filter(None, each)) for _, *each in rows]
+    return [f"  {name:<{width}}  {text}" for (name, *_), text in zip(rows, told)]
 
 
 def _plan_as_text(choices: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:

@@ -22,6 +22,7 @@ from engine.data.tokens.trained_ends import ids_of
 from engine.errors import DataError, FitError, GpuMemoryError, NonFiniteError
 from engine.model.build.build import build_model
 from engine.model.build.read_model import read_model
+from engine.planning.fit.answers_memory import SPARE_TOKENS
 from engine.progress import Progress, labeled
 from engine.runs.summaries.evaluation_results import (
     Answer,
@@ -34,7 +35,7 @@ from engine.runs.summaries.evaluation_results import (
 from engine.runtime.sampling.generate import AnswerLimits
 from engine.runtime.step.inference_passes import sweeps
 from engine.tools.chat.chat_engines import ChatEngine
-from engine.training.loop.evaluation import SPARE_TOKENS, means_of_rows
+from engine.training.loop.evaluation import means_of_rows
 from engine.training.loop.prepare import prepare_rows
 from engine.training.loop.reference_logps import sequence_logps
 

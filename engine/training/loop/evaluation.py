@@ -20,6 +20,7 @@ from engine.data.tokens.template_process import template_process
 from engine.data.tokens.trained_ends import ids_of
 from engine.errors import DataError, NonFiniteError
 from engine.model.build.units import StreamedModel
+from engine.planning.fit.answers_memory import SPARE_TOKENS
 from engine.progress import Progress
 from engine.runs.record.events import (
     Answer,
@@ -110,8 +111,6 @@ MOST_ROW_LOSSES = 512
 """Number of losses of rows in the record of an evaluation, at most. Of more rows, consecutive ones
 share a loss, always the same ones.
 """
-SPARE_TOKENS = 4
-"""Number of tokens by which an answer may be longer than the longest expected one."""
 FEW_PROMPTS = 3
 """Number of validation prompts that are answered at evaluations, where they cost little."""
 FEW_SHARE = 0.02

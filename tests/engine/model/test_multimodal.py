@@ -9,9 +9,9 @@ import pytest
 from engine.config.settings import ModelConfig
 from engine.model.build.build import build_model
 from engine.paths import PROGRAM_ROOT
+from engine.planning.fit.sampling_memory import CacheCost
 from engine.planning.schedule.choices import PlanChoices
 from engine.runtime.sampling.answers import AnswerLimits
-from engine.runtime.sampling.kv_cache import CacheCost
 from tests.support.family_parity import law_one
 from tests.support.library_version import AS_RECORDED, NOT_AS_RECORDED
 from tests.support.multimodal import CONFIGS, multimodal_config, multimodal_model, multimodal_table

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from engine.planning.fit.sampling_memory import CacheCost
 from engine.planning.schedule.build import build_forward_plan
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane
@@ -20,7 +21,6 @@ from engine.planning.schedule.schedule import StepPlan
 from engine.planning.schedule.verify_plan import PlanError, verify_plan
 from engine.runtime.device.cpu_backend import CpuBackend
 from engine.runtime.sampling.answers import AnswerLimits
-from engine.runtime.sampling.kv_cache import CacheCost
 from engine.runtime.step import inference_passes
 from engine.runtime.step.cross_entropy import cross_entropies
 from tests.support.tiny import Streamed, plain_model, random_batches, streamed, tiny_config

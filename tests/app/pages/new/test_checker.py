@@ -92,6 +92,12 @@ def test_the_time_of_a_step_and_a_run_its_energy_and_cost(checker):
     assert "price" in checker.fit_panel(shown())["time"][-1]["note"]
 
 
+def test_what_answers_take_is_said_beside_the_time(checker):
+    rows = {row["name"]: row for row in checker.fit_panel(shown())["answers"]}
+    assert "of free GPU memory" in rows["Chat while paused"]["text"]
+    assert rows["Weights for answers"]["text"]
+
+
 def test_without_steps_or_a_card_the_time_is_said_to_be_unknown(checker):
     epochs = checker.fit_panel(shown(train__steps=None, train__epochs=1.0))
     assert [row["name"] for row in epochs["time"]] == ["A step", "The run"]

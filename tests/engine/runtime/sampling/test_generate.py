@@ -17,11 +17,12 @@ from engine.config.settings import ModelConfig
 from engine.errors import CacheError
 from engine.model.blocks.block_inputs import BlockArguments
 from engine.model.build.build import build_model
+from engine.planning.fit.sampling_memory import CacheCost
 from engine.planning.schedule.choices import PlanChoices
 from engine.planning.schedule.ops import Lane
 from engine.runtime.sampling.answers import AnswerLimits
 from engine.runtime.sampling.drawing import Drawing
-from engine.runtime.sampling.kv_cache import CacheCost, NoCache, cache_bytes
+from engine.runtime.sampling.kv_cache import NoCache, cache_bytes
 from engine.runtime.sampling.rows_cache import RowsCache
 from tests.support.plain_answers import PROMPTS, plain_answer
 from tests.support.same_bits import DelayedBackend, assert_same_bits
