@@ -71,8 +71,9 @@ def _length(train: OptimConfig, total_steps: int, data: Mapping[str, Any]) -> st
     rows = data.get("train_rows")
     if train.steps:
         steps = counted(train.steps, "step")
-        known = isinstance(rows, int) and rows > 0
-        return f"{steps} · {_passes(train.steps * train.batch_size / rows)}" if known else steps
+        if not isinstance(rows, int) or rows < 1:
+            return steps
+        return f"{steps} · {_passes(train.steps * train.batch_size / rows)}"
     passes = _passes(train.epochs or 1)
     return f"{passes} · {counted(total_steps, 'step')}" if total_steps else passes
 
