@@ -170,7 +170,7 @@ class Jobs:
         with self._lock:
             busy = next((job for job in self._recent if job.state == "working"), None)
             if busy is not None:
-                raise RunError(f"{busy.title} is still under way; try again when it is done.")
+                raise RunError(f"{busy.title} is still running. Try again when it is done.")
             job = Job(next(self._numbers), title, about, unit)
             # This is a daemon thread, so that it does not keep the server alive after the wait for
             # it ended.

@@ -183,7 +183,9 @@ class Uploads:
             raise RefusedUpload(404, "An upload is named by 16 hexadecimal digits.")
         with self._lock:
             if upload_id in self._arriving:
-                raise RefusedUpload(409, "This upload is under way already; wait for its end.")
+                raise RefusedUpload(
+                    409, "This file is being uploaded already. Wait until it is done."
+                )
             if os.path.lexists(self._folder / upload_id):
                 raise RefusedUpload(409, "This upload is complete already; upload it anew.")
             self._refuse(name, size, client)

@@ -49,17 +49,15 @@ def setting_warnings(config: TrainConfig) -> tuple[SettingWarning, ...]:
     found = [*_of_gguf(config), *_of_rope(config), *_of_another_method(train)]
     rate, steps = train.learning_rate, train.steps
     if rate > HIGHEST_RATE:
-        text = f"A learning rate of {rate:g} is far above those of 1e-6 to 1e-2 that are usual"
-        found.append(
-            SettingWarning("train.learning_rate", f"{text}: the loss would most likely diverge.")
-        )
+        text = f"A learning rate of {rate:g} is far too high (usual: 1e-6 to 1e-2)"
+        found.append(SettingWarning("train.learning_rate", f"{text}: the loss would diverge."))
     if rate < LOWEST_RATE:
-        text = f"A learning rate of {rate:g} is far below those of 1e-6 to 1e-2 that are usual"
+        text = f"A learning rate of {rate:g} is far too low (usual: 1e-6 to 1e-2)"
         found.append(SettingWarning("train.learning_rate", f"{text}: nothing would be learned."))
     elif train.method == "lora" and rate < LOW_FOR_ADAPTERS:
         text = (
-            f"A learning rate of {rate:g} is low for adapters, which are usually trained with 1e-4 "
-            "to 1e-3: little would be learned."
+            f"A learning rate of {rate:g} is low for adapters (usual: 1e-4 to 1e-3): little would "
+            "be learned."
         )
         found.append(SettingWarning("train.learning_rate", text))
     if steps is not None and train.warmup_steps >= steps > 1:
@@ -76,8 +74,8 @@ def setting_warnings(config: TrainConfig) -> tuple[SettingWarning, ...]:
         found.append(SettingWarning("preference.beta", text))
     if steps is not None and output.eval_every > steps:
         text = (
-            f"An evaluation every {output.eval_every:,} steps comes only at the end of a run of "
-            f"{steps:,}, so no best weights can be kept."
+            f"With an evaluation every {output.eval_every:,} steps, a run of {steps:,} is "
+            "evaluated only at the end, so no best weights can be kept."
         )
         found.append(SettingWarning("output.eval_every", text))
     if output.export_form == "adapter" and train.method != "lora":

@@ -109,6 +109,8 @@ host GiB
 host optimizer
 VRAM
 "Baseline"
+We do not know these column
+No answer is under way
 baseline, long rows
 """
 OF_THE_ENGINE = """

@@ -48,7 +48,8 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     expect(mapping.locator("tbody th")).to_have_text(["nr", HOSTILE, "Wohin", "notes"])
 
     expect(page.locator("#start")).to_be_disabled()
-    expect(page.locator(".rs-reasons")).to_contain_text("do not know these column names")
+    question = re.compile("Is “.+” the prompt and “.+” the answer?")
+    expect(page.locator(".rs-reasons")).to_contain_text(question)
 
     system = mapping.get_by_label("System message")
     expect(system).to_be_hidden()
@@ -65,7 +66,7 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     expect(mapping.locator("tr", has_text=HOSTILE).locator("td").last).to_have_text("prompt")
 
     page.wait_for_selector("#start:not([disabled])")
-    expect(page.get_by_text("do not know these column names")).to_have_count(0)
+    expect(page.get_by_text(question)).to_have_count(0)
     page.locator("#start").click()
     page.wait_for_url(OPENED_RUN)
     expect(page.locator(".rs-bar")).to_contain_text(re.compile("Stop and save"))
@@ -165,9 +166,7 @@ def test_columns_of_a_mix_are_chosen_source_by_source(page, tmp_path):
     box.fill(text.replace("weight: 2", "weight: 3"))
     mapping.get_by_role("button", name=re.compile("^Use .+ → ")).click()
     expect(box).to_have_value(text.replace("weight: 2", "weight: 3"))
-    expect(mapping.locator("[data-field=mapping-caption]")).to_contain_text(
-        "We do not know these column names"
-    )
+    expect(mapping.locator("[data-field=mapping-caption]")).to_contain_text("the prompt and “")
     mapping.get_by_role("button", name=re.compile("^Use .+ → ")).click()
     expect(mapping.locator("[data-field=mapping-state]")).to_contain_text(
         "Check your columns in second.jsonl (3 of 3)"

@@ -16,6 +16,7 @@ from tests.browser.screen import (
     fill,
     open_other_settings,
     open_page,
+    open_view,
     press,
     state,
 )
@@ -134,6 +135,11 @@ def test_the_example_is_one_click_and_what_it_replaced_comes_back(page):
     expect(page).to_have_url(OPENED_RUN)
     expect(bar(page, "name")).to_have_text("Starter")
     expect(bar(page, "step")).to_contain_text("of 450")
+    # What needs the machine for itself is refused before it is asked for, with the reason.
+    open_view(page, "export")
+    serving = page.get_by_role("region", name="Serve to other programs")
+    expect(serving).to_contain_text("Starter is training. Pause it first, or wait until it ends.")
+    expect(serving.get_by_role("button", name="Start serving")).to_be_disabled()
     press(page, "stop")
     expect(state(page)).to_have_text("Stopped")
     open_page(page, "new")

@@ -197,7 +197,7 @@ class Hardware:
             job.check()
             if self._session.active_id is not None:
                 raise RunError(
-                    "A run was started, so the measurement ended. The speeds are those of before."
+                    "A run was started, so the measurement ended. The earlier speeds are kept."
                 )
 
         def work(job: Job) -> str:

@@ -87,8 +87,16 @@ ANY_MODEL = "any/model"
 """Stands for a model of the hub whose own values do not matter."""
 AFTER_TOKENIZER = "The first rows are shown once the model's tokenizer is there."
 NO_TOKENIZER = "The tokenizer of the model is missing."
-UNKNOWN_COLUMNS = "We do not know these column names."
-A_GUESS = "Confirm our guess or change it."
+QUESTIONS = {
+    "pair": "Is “{prompt}” the prompt and “{completion}” the answer?",
+    "conversation": "Is “{messages}” the conversation?",
+    "preference": "Is “{chosen}” the better answer and “{rejected}” the worse one?",
+    "text": "Is “{text}” the text to learn?",
+}
+"""What a person is asked about a guess of columns, by the kind of a row."""
+WHICH = "Which column is which?"
+LONGEST_COLUMN = 30
+"""Characters of a column's name in such a question."""
 CHOOSE_ANOTHER = "Choose another model."
 NONE_FITS = "No other model that is known fits with these settings."
 NONE_TO_BE_HAD = (
@@ -573,7 +581,16 @@ def _question(mapping: dict[str, Any]) -> str:
     """Returns what a person is asked about the engine's guess of columns; empty where it knows."""
     if mapping["state"] != "guess":
         return ""
-    return f"{as_labeled(mapping['why']) or UNKNOWN_COLUMNS} {A_GUESS}"
+    names = {role: _short(name) for role, name in mapping["chosen"].items()}
+    try:
+        question = QUESTIONS[mapping["kind"]].format(**names)
+    except KeyError:
+        question = WHICH
+    return f"{as_labeled(mapping['why'])} {question}".strip()
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_COLUMN else f"{name[: LONGEST_COLUMN - 1]}…"
 
 
 def _shortened(row: dict[str, Any]) -> dict[str, Any]:

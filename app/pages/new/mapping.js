@@ -53,9 +53,9 @@ const short = (name) => (name.length > LONGEST ? `${name.slice(0, LONGEST - 1)}â
 const UNPRINTABLE = /[\u007f-\u009f\u2028\u2029\ufeff\ufffe\uffff]/g; // YAML refuses these
 const REPORTS = {
     several:
-        "The names of the columns fit more than one reading. This is the one that is taken; " +
-        "choose another one if it is not what you mean.",
-    none: "No column looks like a text or a conversation. Choose which one is what.",
+        "These names can be read in more than one way. Change the choice below if it is not " +
+        "what you mean.",
+    none: "No column looks like a text or a conversation. Choose what each one is.",
 };
 
 export class Mapping {

@@ -47,6 +47,4 @@ def usual_pace(runs: Sequence[RunSummary], device: str, since: float) -> Pace:
     if abs(times - 1) <= MARGIN:
         return Pace()
     who = "last run" if len(known) == 1 else f"last {len(known)} runs"
-    return Pace(
-        times, f"The {who} here took {times:.1f} times the predicted time; this is counted in."
-    )
+    return Pace(times, f"Adjusted: the {who} here took {times:.1f} times the predicted time.")

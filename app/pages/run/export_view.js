@@ -14,6 +14,7 @@ const UNEXPORTED =
     "LM Studio.";
 
 const NOTHING_TO_UPLOAD = "Export the model first. Then you can upload it from here.";
+const NOTHING_AT_ALL = "There is nothing to upload.";
 const NO_GGUF = "GGUF file (not for this model)";
 
 // Precisions by form, the usual one first.
@@ -150,7 +151,7 @@ export class ExportView {
         const adapters = this.exporting.form.querySelector('option[value="adapter"]');
         adapters.hidden = adapters.disabled = !has_adapters;
         this.offerGguf(details.no_gguf);
-        this.offerUpload(exports, details.login);
+        this.offerUpload(details);
         this.serving.setRun(this.run, can_serve, details.question);
         this.uses.show(exports);
         this.command = can_export ? details.command : "";
@@ -166,7 +167,7 @@ export class ExportView {
     }
 
     // What a person has chosen stays for as long as it is there.
-    offerUpload(exports, hasToken) {
+    offerUpload({ exports, login, can_export }) {
         const { folder } = this.pushing.form.elements;
         const chosen = this.pushing.form.hidden ? exports[0]?.path : folder.value;
         const other = el("option", { value: "" }, "Another folder …");
@@ -174,8 +175,9 @@ export class ExportView {
         const isThere = chosen === "" || exports.some(({ path }) => path === chosen);
         folder.value = isThere ? chosen : (exports[0]?.path ?? "");
         this.pushing.form.hidden = !exports.length;
-        const login = exports.length ? aboutLogin(hasToken) : [NOTHING_TO_UPLOAD];
-        field(this.root, "login").replaceChildren(...login);
+        const nothing = can_export ? NOTHING_TO_UPLOAD : NOTHING_AT_ALL;
+        const about = exports.length ? aboutLogin(login) : [nothing];
+        field(this.root, "login").replaceChildren(...about);
         this.askForFolder();
     }
 

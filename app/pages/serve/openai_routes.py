@@ -143,7 +143,7 @@ async def _answer(serving: Serving, request: Request, parse: Parse) -> Response:
         if model is None:
             return Response(status_code=CLIENT_LEFT)
         if model.asked + asked.rows > MOST_ASKED:
-            raise _Busy("Too many answers are under way; try again in a while.")
+            raise _Busy("Too many answers at once. Try again in a moment.")
         prompts = await asyncio.to_thread(model.prompts, asked)
         exchange = _Exchange(model, asked, prompts)
         if asked.is_stream:

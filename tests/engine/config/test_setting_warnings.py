@@ -28,11 +28,11 @@ def test_no_preset_is_doubted(path):
 @pytest.mark.parametrize(
     ("values", "field", "words"),
     [
-        ({"train__learning_rate": 1000.0}, "train.learning_rate", "rate of 1000 is far above"),
-        ({"train__learning_rate": 1e-9}, "train.learning_rate", "rate of 1e-09 is far below"),
+        ({"train__learning_rate": 1000.0}, "train.learning_rate", "rate of 1000 is far too high"),
+        ({"train__learning_rate": 1e-9}, "train.learning_rate", "rate of 1e-09 is far too low"),
         ({"train__method": "lora"}, "train.learning_rate", "rate of 1e-05 is low for adapters"),
         ({"train__warmup_steps": 9999}, "train.warmup_steps", "(9,999 steps) is as long as"),
-        ({"output__eval_every": 500}, "output.eval_every", "comes only at the end"),
+        ({"output__eval_every": 500}, "output.eval_every", "is evaluated only at the end"),
         ({"train__lora_rank": 64}, "train.lora_rank", "for the method lora, and train.method is f"),
         ({"train__lora_alpha": 8.0}, "train.lora_alpha", "lora_alpha changes nothing"),
         ({"train__lora_dropout": 0.1}, "train.lora_dropout", "changes nothing"),

@@ -146,7 +146,7 @@ def test_stop_ends_the_answer_and_keeps_what_was_written(chat, fake):
     fake.gate = threading.Semaphore(4)
     say(chat, "one", tokens=9, wait=False)
     wait_for(lambda: texts(chat.state()) == [{"base": "ab", "tuned": "ab"}])
-    with pytest.raises(RunError, match="still under way"):
+    with pytest.raises(RunError, match="still running"):
         say(chat, "two")
     chat.stop()
     fake.gate.release()

@@ -413,7 +413,7 @@ def test_bad_parameters_give_one_sentence(tab, path, body, text):
 def test_a_measurement_is_a_job_that_can_be_cancelled(tab):
     job = tab.call("hardware/measure", {}).json()
     assert tab.call("hardware").json()["job"]["id"] == job["id"]
-    assert "still under way" in tab.call("hardware/measure", {}).json()["error"]
+    assert "still running" in tab.call("hardware/measure", {}).json()["error"]
     assert tab.call(f"jobs/{job['id']}/cancel", {}).json()["id"] == job["id"]
     found = tab.follow(job)
     assert found["state"] == "cancelled" and "was cancelled" in found["result"]

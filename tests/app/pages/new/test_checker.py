@@ -53,7 +53,7 @@ def test_the_time_counts_in_how_the_last_runs_on_this_card_went(checker):
     checker.runs = [SimpleNamespace(device=device, **went) for device in ("CPU", name)]
     after = checker.fit_panel(shown())["clock"]
     assert after["seconds"] == pytest.approx(1.4 * before["seconds"])
-    assert after["note"].startswith("The last run here took 1.4 times the predicted time")
+    assert after["note"].startswith("Adjusted: the last run here took 1.4 times the predicted time")
 
 
 def test_bars_and_items_add_up_to_what_the_report_says(checker):
@@ -231,7 +231,7 @@ def test_data_that_a_run_would_refuse_are_read_again_when_they_are_asked_for_aga
         ('{"prompt": "a", "completion": ""}\n' * 3, "None of the 3 rows", True),
         ('{"prompt": "a", "completion": ""}\n', "The row that was read has no token", True),
         ('{"prompt": "a", "completion": ""}\n' * 300, "None of the 200 rows", False),
-        ('{"Frage": "a", "Wohin": "b"}\n' * 3, "do not know these column names", True),
+        ('{"Frage": "a", "Wohin": "b"}\n' * 3, "the answer?", True),
         ('{"prompt": "a", "completion": "b"}\n', None, None),
     ],
 )

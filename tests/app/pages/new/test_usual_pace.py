@@ -26,8 +26,8 @@ def run(step_times, state="finished", device="CPU", created=100.0):
 def test_the_median_of_the_latest_runs_here_is_counted_in(runs, times, who):
     found = usual_pace(runs, "CPU", since=80.0)
     assert found.times == pytest.approx(times)
-    told = f"{who} here took {times} times the predicted time; this is counted in."
-    assert found.note.startswith("The ") and found.note.endswith(told)
+    told = f"{who} here took {times} times the predicted time."
+    assert found.note.startswith("Adjusted: the ") and found.note.endswith(told)
 
 
 @pytest.mark.parametrize("runs", [[], [run(1.14)], [run(0.86)], [run(1.1), run(5.0), run(0.9)]])

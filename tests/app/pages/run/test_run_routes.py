@@ -492,7 +492,7 @@ def test_a_failed_job_says_why_and_jobs_take_turns(session):
     folder = finished_run(session)
     gate = threading.Event()
     session.jobs.start("The export of x", lambda job: gate.wait(5) and "")
-    with pytest.raises(RunError, match="The export of x is still under way"):
+    with pytest.raises(RunError, match="The export of x is still running"):
         session.export(folder.id, "somewhere")
     gate.set()
     wait_for(lambda: session.jobs.find(1).state == "done")
