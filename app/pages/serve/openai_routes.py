@@ -252,7 +252,13 @@ class _Exchange:
 
 
 def _events(chunks: list[dict[str, Any]]) -> bytes:
-    return b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks)
+    """Returns chunks as events. Many clients take U+0085, U+2028 and U+2029 for ends of lines, too,
+    so these are escaped.
+    """
+    events = b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks)
+    for letter in "\x85\u2028\u2029":
+        events = events.replace(letter.encode(), f"\\u{ord(letter):04x}".encode())
+    return events
 
 
 class _EventStream(Response):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from app.pages.serve.openai_routes import openai_routes
+from app.pages.serve.openai_routes import _events, openai_routes
 from app.pages.serve.serve_routes import serve_routes
 from app.server.api_key import ApiKey
 from app.session.serving import Serving
@@ -62,3 +64,10 @@ def test_a_key_is_kept_for_the_next_start_and_replaced_if_others_could_read_it(t
     assert second != first and path.stat().st_mode & 0o077 == 0
     path.write_bytes(b"sk-ramstream-short")
     assert ApiKey(path).text() not in (first, second)
+
+
+def test_an_event_is_one_line_for_every_client():
+    chunks = [{"text": "a\u2028b\u2029c\x85d\ne"}, {"text": "Größe 茶"}]
+    lines = _events(chunks).decode().splitlines()
+    assert [json.loads(line.removeprefix("data: ")) for line in lines if line] == chunks
+    assert "Größe 茶" in lines[2]
