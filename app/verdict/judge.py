@@ -191,7 +191,7 @@ def _before_the_first_step(snapshot: RunSnapshot, state: str) -> Finding:
     if state != "running":
         text = "No step was made yet."
     elif snapshot.plan_choices.get("compiled"):
-        text += " Its blocks are compiled in it, which takes a while once."
+        text += " It also compiles the blocks, which takes a while once."
     return Finding("too early", "calm", text)
 
 

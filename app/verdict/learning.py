@@ -261,8 +261,8 @@ def of_low_rate(
         "calm",
         f"The loss was still falling at the end: try {next_try('still falls', passes, rate)}.",
         "",
-        f"The second half of the run, by the sum of its rates, brought {in_share(share)} of the "
-        f"fall; {in_share(STEADY_SHARE)} is a steady one.",
+        f"{in_share(share)} of the fall came in the second half of the run, weighted by the "
+        f"learning rate; from {in_share(STEADY_SHARE)} on the loss counts as still falling.",
         offer,
     )
 

@@ -41,6 +41,8 @@ MOST_ROWS = 200
 """Largest number of rows in the table: those that were measured last."""
 FORWARD = 3.0
 """A model reads a token this much faster than it trains on one: a training step also goes back."""
+SHORT_SECONDS = 5
+"""Seconds below which a time is told roughly, since loading the models takes about as long."""
 MOST_DIGITS, LOSS_DIGITS = 6, 3
 FIRST_ANSWERS, FIRST_LIMIT = 10, 200
 """Number of prompts to answer side by side, and of samples of a task, at first."""
@@ -217,7 +219,9 @@ def _about_answers(answered: Evaluation | None) -> str:
 
 
 def _about_time(seconds: float) -> str:
-    return f"about {in_time(max(1, seconds))}" if math.isfinite(seconds) else ""
+    if not math.isfinite(seconds):
+        return ""
+    return f"about {in_time(seconds)}" if seconds > SHORT_SECONDS else "a few seconds"
 
 
 def _tasks(answered: Evaluation | None, speed: float, limit: int | None) -> list[dict[str, str]]:
@@ -321,7 +325,7 @@ def _day(seconds: float) -> str:
 
 def _unfinished(latest: Evaluation) -> str:
     done, total = latest.parts_done()
-    return f"Not complete: {done} of {total} parts are done and kept. Continue does the rest."
+    return f"{done} of {total} parts are done. Continue does the rest."
 
 
 # ---------------------------------------------------------------------- answers

@@ -43,7 +43,7 @@ UNCERTAIN = {
     "not learning": "It may not have learned",
 }
 """Title in place of that where few validation rows were asked."""
-UNEVALUATED = "Not evaluated, so nobody knows whether it learned more than its rows."
+UNEVALUATED = "It was never evaluated, so it may only have memorized its rows."
 
 
 def result(

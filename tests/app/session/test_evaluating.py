@@ -94,7 +94,7 @@ def test_what_is_done_is_kept_when_it_is_cancelled_and_the_rest_is_done_then(
     assert freed == [True]
     assert (job.state, job.result) == ("cancelled", "The evaluation of Tiny was cancelled.")
     shown = evaluation_of(session, trained)
-    assert shown["unfinished"].startswith("Not complete: 3 of 6 parts are done and kept.")
+    assert shown["unfinished"].startswith("3 of 6 parts are done.")
     assert shown["form"]["goes_on"] and shown["form"]["chosen"]["count"] == 3
     assert [(row["name"], row["trained"]) for row in shown["figures"]] == [
         ("Validation loss", "–"),

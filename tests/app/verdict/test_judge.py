@@ -201,7 +201,7 @@ def test_before_the_first_step():
     assert said(RunSnapshot(), "preparing") == "Preparing: the first step has not begun."
     assert said(RunSnapshot(state="running"), "running") == "The first step is under way."
     compiled = fold(PlanBuilt(choices={"compiled": True}))
-    assert said(compiled, "running").startswith("The first step is under way. Its blocks are comp")
+    assert said(compiled, "running").startswith("The first step is under way. It also compiles")
 
 
 def test_findings_stand_in_their_order():
