@@ -59,7 +59,8 @@ export class Head {
         this.isGoing = bar.actions.includes("stop");
         this.root.dataset.tone = head.tone;
         this.root.dataset.phase = head.phase;
-        setText(field(this.root, "head-title"), head.title);
+        // A number and its unit stay on one line.
+        setText(field(this.root, "head-title"), head.title.replaceAll(" %", "\u00a0%"));
         setText(field(this.root, "head-text"), head.text);
         this.replace("head-steps", head.steps, stepItem);
         this.replace("head-facts", head.facts, factItem);
