@@ -324,4 +324,9 @@ def _reasons(found: dict[str, str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(table({family: verdict(family) for family in TEXT_FAMILIES}))
+    from tests.support.answer_ways import way_of_family, ways_text
+
+    verdicts = {family: verdict(family) for family in TEXT_FAMILIES}
+    print(table(verdicts))
+    trained = [family for family, reported in verdicts.items() if not reported.refused]
+    print("", ways_text({family: way_of_family(family) for family in trained}), sep="\n")

@@ -42,6 +42,7 @@ from engine.model.build.library import (
 )
 from engine.model.build.pretrained_files import ids_of_end, load_generation_config
 from engine.model.build.units import TORCH_DTYPES, StreamedModel
+from engine.paths import program_command
 from engine.progress import Progress, labeled, no_progress
 from engine.runs.record.following import Follower, catch_up
 from engine.runs.record.run_folder import open_run
@@ -55,11 +56,12 @@ from engine.training.export.export_adapter import save_adapter
 from engine.training.export.export_parts import parts_of, write_parts
 from engine.training.export.export_size import planned_export, refuse_full_disk
 from engine.training.export.gguf_file import GgufFile
-from engine.training.export.gguf_known import gguf_file_name
+from engine.training.export.gguf_known import NoGguf, gguf_file_name
 from engine.training.export.gguf_tokenizer import Vocabulary
 from engine.training.export.model_card import CARD, Exported, model_card
 from engine.training.export.modelfile import MODELFILE, modelfile
 from engine.training.export.same_tokens import same_tokens
+from engine.training.export.serve_commands import ExportCommand, in_a_sentence
 from engine.training.export.weight_files import WeightFiles
 from engine.training.export.write_tokenizer import write_tokenizer
 from engine.training.weights.earlier_run import stands_beside_source
@@ -190,7 +192,14 @@ def export_run(
             config.data,
         )
         if is_gguf:
-            written = write_gguf(trained, target, cast(GgufType, dtype), config.name, progress)
+            try:
+                written = write_gguf(trained, target, cast(GgufType, dtype), config.name, progress)
+            except NoGguf as refused:
+                again = ExportCommand(
+                    program_command(), run_id, str(runs_dir), str(target), config.name
+                )
+                how = in_a_sentence(again, refused.has_parts)
+                raise RunError(f"{refused} {how}") from None
         else:
             written = write_model(trained, target, progress, replaces=False)
         about = step, dtype, adapters is not None, time.time(), written.file, written.check

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from engine.errors import RunError
-from engine.training.export.gguf_known import FAMILIES
+from engine.training.export.gguf_known import FAMILIES, NoGguf
 
 _PAIRED = ("q_proj", "k_proj")
 _STACKED = ".mlp.experts.gate_up_proj"
 _ROUTER = ".ffn_gate_inp."
 _FREQUENCIES = "rope_freqs.weight"
-_OTHERWISE = "; export a folder, and convert it by convert_hf_to_gguf.py of llama.cpp."
 # What llama.cpp takes for granted of Gemma 3 (gemma3.cpp): each sixth layer sees all of a text, and
 # in the others positions turn with this base.
 _LOCAL_LAYERS, _LOCAL_BASE = 6, 10000.0
@@ -194,8 +193,8 @@ def _of_gemma(config: Any) -> list[str]:
     ]
 
 
-def _unknown(what: str) -> RunError:
-    return RunError(f"A model {what} is not written as a GGUF file here{_OTHERWISE}")
+def _unknown(what: str) -> NoGguf:
+    return NoGguf(f"A model {what} is not written as a GGUF file here.")
 
 
 def _experts(config: Any) -> int:

@@ -19,7 +19,7 @@ from engine.errors import RunError
 from engine.model.build.units import StreamedModel
 from engine.training.export.export_size import gguf_bytes
 from engine.training.export.gguf_family import Family, family_of, is_router
-from engine.training.export.gguf_known import GGUF_LABELS, stored_type
+from engine.training.export.gguf_known import GGUF_LABELS, NoGguf, stored_type
 from engine.training.export.gguf_tokenizer import Vocabulary, vocabulary
 
 
@@ -30,9 +30,10 @@ class GgufFile:
 
     def __init__(self, model: StreamedModel, tokenizer: Any, ends: tuple[str, ...], kind: GgufType):
         if model.non_text:
-            raise RunError(
+            raise NoGguf(
                 "A GGUF file has the text part of a model alone, and this one also reads images or "
-                "sound; export a folder, and convert it by convert_hf_to_gguf.py of llama.cpp."
+                "sound.",
+                has_parts=True,
             )
         self._model = model
         self._kind = kind

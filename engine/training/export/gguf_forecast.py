@@ -11,7 +11,9 @@ import msgspec
 from engine import safe_files
 from engine.model.hub.hub_cache import cached_config
 from engine.paths import resolve_source
-from engine.training.export.gguf_known import FAMILIES, OTHER_TOKENIZER, kind_of_tokenizer
+from engine.training.export.gguf_known import FAMILIES, kind_of_tokenizer, refusal_of_tokenizer
+
+_CONVERT = "Export a folder; its commands then say how llama.cpp converts it."
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,20 @@ def forecast(source: str) -> GgufForecast:
         is_read = tokenizer is None or kind_of_tokenizer(tokenizer) is not None
     except (LookupError, TypeError, AttributeError):
         is_read = True
-    if not is_read:
-        return GgufForecast(OTHER_TOKENIZER, is_read)
-    family = (_read(folder, "config.json") or {}).get("model_type")
-    if isinstance(family, str) and family not in FAMILIES:
+    if tokenizer is not None and not is_read:
+        return GgufForecast(refusal_of_tokenizer(tokenizer), is_read)
+    config = _read(folder, "config.json") or {}
+    family = config.get("model_type")
+    if not isinstance(family, str) or family in FAMILIES:
+        return GgufForecast()
+    if "text_config" in config:
         return GgufForecast(
-            f"Models of the family {family} are not written as GGUF files here. Export a folder, "
-            "and convert it by convert_hf_to_gguf.py of llama.cpp."
+            f"Models of the family {family} also read images or sound, and a GGUF file has text "
+            f"alone. {_CONVERT}"
         )
-    return GgufForecast()
+    return GgufForecast(
+        f"Models of the family {family} are not written as GGUF files here. {_CONVERT}"
+    )
 
 
 def _folder_of(source: str) -> Path | None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from engine.errors import RunError
+
 FAMILIES = {
     "llama": "llama",
     "mistral": "llama",
@@ -38,10 +40,24 @@ PATTERNS = {
 }
 """Patterns that divide a text, by llama.cpp's names (llama-vocab.cpp)."""
 _NAMES = {pattern: name for name, pattern in PATTERNS.items()}
-OTHER_TOKENIZER = (
+_OTHER_TOKENIZER = (
     "llama.cpp does not divide texts as this model's tokenizer does, so there is no GGUF file of "
     "it. Export a folder. SmolLM2, Qwen2.5, Qwen3, Llama, Mistral 7B and Gemma 3 can be GGUF files."
 )
+_OTHER_KIND = (
+    "The tokenizer of this model is of the kind {}, and a GGUF file is written for those that "
+    "merge pairs (BPE) alone. Export a folder."
+)
+
+
+class NoGguf(RunError):
+    """A model that is not written as a GGUF file here. llama.cpp may convert an exported folder of
+    it; `has_parts`: in two steps, since it also reads images or sound.
+    """
+
+    def __init__(self, sentence: str, has_parts: bool = False):
+        self.has_parts = has_parts
+        super().__init__(sentence)
 
 
 @dataclass(frozen=True)
@@ -86,6 +102,14 @@ def kind_of_tokenizer(content: dict[str, Any]) -> TokenizerKind | None:
     if model["type"] != "BPE":
         return None
     return _of_pieces(content) if model.get("byte_fallback") else _of_bytes(content)
+
+
+def refusal_of_tokenizer(content: dict[str, Any]) -> str:
+    """Returns a sentence on a tokenizer of which there is no GGUF file. content: of
+    tokenizer.json.
+    """
+    kind = content["model"]["type"]
+    return _OTHER_TOKENIZER if kind == "BPE" else _OTHER_KIND.format(kind)
 
 
 def _of_bytes(content: dict[str, Any]) -> TokenizerKind | None:

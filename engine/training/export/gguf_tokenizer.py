@@ -14,11 +14,11 @@ from typing import Any
 from engine.data.tokens.trained_ends import ids_of
 from engine.errors import RunError
 from engine.training.export.gguf_known import (
-    OTHER_TOKENIZER,
     PIECES,
     SPACE,
     TokenizerKind,
     kind_of_tokenizer,
+    refusal_of_tokenizer,
 )
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -87,7 +87,7 @@ def vocabulary(tokenizer: Any, rows: int, ends: Sequence[str] = ()) -> Vocabular
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     read_as = kind_of_tokenizer(content)
     if read_as is None:
-        raise RunError(OTHER_TOKENIZER)
+        raise RunError(refusal_of_tokenizer(content))
     model = content["model"]
     known: dict[str, int] = model["vocab"]
     # The model has no vector for added tokens behind its last row, as for images in Gemma 3 1B.
@@ -100,6 +100,8 @@ def vocabulary(tokenizer: Any, rows: int, ends: Sequence[str] = ()) -> Vocabular
     merges = [tuple(pair) for pair in model["merges"]]
     is_pieces = read_as.model == PIECES
     scores = _scores(known, merges) if is_pieces else {}
+    if scores is None:
+        raise RunError(refusal_of_tokenizer(content))
     # A row without a token has a name of its own, which no text contains.
     tokens = [f"[PAD{number}]" for number in range(rows)]
     kinds = [UNUSED] * rows
@@ -138,11 +140,11 @@ def vocabulary(tokenizer: Any, rows: int, ends: Sequence[str] = ()) -> Vocabular
     )
 
 
-def _scores(known: Mapping[str, int], merges: Sequence[tuple[str, ...]]) -> dict[str, float]:
+def _scores(known: Mapping[str, int], merges: Sequence[tuple[str, ...]]) -> dict[str, float] | None:
     """Returns the scores of the pieces that merges make. llama.cpp merges any two pieces that are
     one together, the one with the largest score first.
 
-    Raises RunError if some of these merges are not among those of the tokenizer.
+    Returns None if some of these merges are not among those of the tokenizer.
     """
     scores: dict[str, float] = {}
     ways: Counter[str] = Counter()
@@ -153,5 +155,5 @@ def _scores(known: Mapping[str, int], merges: Sequence[tuple[str, ...]]) -> dict
     for piece, count in ways.items():
         cuts = range(1, len(piece))
         if sum(piece[:cut] in known and piece[cut:] in known for cut in cuts) != count:
-            raise RunError(OTHER_TOKENIZER)
+            return None
     return scores

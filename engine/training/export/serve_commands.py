@@ -12,6 +12,9 @@ from engine.model.lora.peft_folder import CONFIG
 from engine.training.export.gguf_known import GGUF_LABELS, GGUF_SUFFIX, gguf_file_name
 from engine.training.export.modelfile import MODELFILE, stops_in
 
+_PARTS = "mmproj-"
+"""llama.cpp's converter puts this before the name of a file with what reads images or sound."""
+
 
 @dataclass(frozen=True)
 class ExportCommand:
@@ -48,24 +51,48 @@ def what_to_type(
     """
     path = Path(folder)
     quoted = shlex.quote(str(path))
-    gguf = shlex.quote(f"{path.name}.gguf")
     typed = [
         ("Load it in Python (transformers)", _python(str(path))),
         ("Serve it with vLLM", f"vllm serve {quoted}"),
     ]
     if not is_read_by_llama_cpp:
         return typed
-    llama = (
-        "Chat with it in llama.cpp, from its folder",
-        f"python convert_hf_to_gguf.py {quoted} --outtype auto --outfile {gguf}\n"
-        f"llama-cli -m {gguf} --jinja -cnv{_stops(path)}",
-    )
+    llama = _converted(path)
     if export is not None:
         llama = (
             "Chat with it in llama.cpp",
             f"{export.text('gguf', 'q8_0')}\n{_llama_cli(export.file('q8_0'))}",
         )
     return [*typed, llama, ("Chat with it in Ollama", _ollama(path, name))]
+
+
+def _converted(path: Path) -> tuple[str, str]:
+    """Returns a label and commands by which llama.cpp uses a folder that is no GGUF file."""
+    has_parts = bool(_whole_class(path))
+    file = f"{path.name}.gguf"
+    lines, name = to_convert(path, has_parts), shlex.quote(file)
+    if has_parts:
+        lines.append(f"llama-server -m {name} --mmproj {shlex.quote(_PARTS + file)} --jinja")
+        return "Serve it with llama.cpp, from its folder", "\n".join(lines)
+    lines.append(f"llama-cli -m {name} --jinja -cnv{_stops(path)}")
+    return "Chat with it in llama.cpp, from its folder", "\n".join(lines)
+
+
+def to_convert(path: Path, has_parts: bool) -> list[str]:
+    """Returns the commands by which llama.cpp converts an exported folder. has_parts: it also reads
+    images or sound. Those parts come into a file of their own, with `_PARTS` before its name.
+    """
+    command = ["python", "convert_hf_to_gguf.py", str(path)]
+    file = ["--outfile", f"{path.name}.gguf"]
+    lines = [shlex.join([*command, "--outtype", "auto", *file])]
+    return [*lines, shlex.join([*command, "--mmproj", *file])] if has_parts else lines
+
+
+def in_a_sentence(export: ExportCommand, has_parts: bool) -> str:
+    """Returns how a model becomes a GGUF file that is not written as one here."""
+    lines = [export.text("model"), *to_convert(Path(export.folder), has_parts)]
+    first, *others = (f"`{line}`" for line in lines)
+    return f"Export a folder by {first}, and convert it in llama.cpp by {' and '.join(others)}."
 
 
 def gguf_to_type(

@@ -11,6 +11,7 @@ from engine.training.export.serve_commands import (
     ExportCommand,
     adapter_to_type,
     gguf_to_type,
+    in_a_sentence,
     what_to_type,
 )
 
@@ -98,3 +99,17 @@ def test_a_folder_is_made_a_file_by_this_program_where_it_can(tmp_path):
     assert shlex.split(export)[-4:] == ["--form", "gguf", "--dtype", "q8_0"]
     assert shlex.split(chat)[:3] == ["llama-cli", "-m", f"{tmp_path}/new one/It-s-Q8_0.gguf"]
     assert "convert_hf_to_gguf" in str(what_to_type(tmp_path, "it"))
+
+
+def test_what_reads_images_becomes_two_files(tmp_path):
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    told = dict(what_to_type(tmp_path, "it"))["Serve it with llama.cpp, from its folder"]
+    text, parts, serve = map(shlex.split, told.splitlines())
+    file = f"{tmp_path.name}.gguf"
+    assert text[2:] == [str(tmp_path), "--outtype", "auto", "--outfile", file]
+    assert parts[2:] == [str(tmp_path), "--mmproj", "--outfile", file]
+    # The converter puts a prefix before the name.
+    assert serve == ["llama-server", "-m", file, "--mmproj", f"mmproj-{file}", "--jinja"]
+    sentence = in_a_sentence(again(tmp_path), has_parts=True)
+    assert sentence.count("convert_hf_to_gguf.py") == 2 and "--form model" in sentence

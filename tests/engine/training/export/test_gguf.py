@@ -5,6 +5,8 @@ ends and its chat template.
 from __future__ import annotations
 
 import json
+import re
+import shlex
 
 import gguf
 import pytest
@@ -21,6 +23,7 @@ from engine.training.export.export import export_run
 from engine.training.export.export_size import planned_export
 from engine.training.export.gguf_family import family_of
 from engine.training.export.gguf_forecast import GgufForecast, forecast
+from engine.training.export.gguf_known import refusal_of_tokenizer
 from engine.training.export.gguf_tokenizer import vocabulary
 from engine.training.export.push import push
 from engine.training.export.same_tokens import same_tokens
@@ -150,8 +153,11 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path, monkeyp
         patch.setattr("engine.training.export.export_size.disk_free", lambda _: 9)
         patch.setattr("engine.training.export.export.open_checkpoint", None)  # nothing is read
         export_run(tmp_path / "runs", run.id, tmp_path / "full", ExportChoice())
-    with pytest.raises(RunError, match="of the family gpt2.*convert_hf_to_gguf"):
+    with pytest.raises(RunError, match="of the family gpt2") as refused:
         export_run(tmp_path / "runs", run.id, tmp_path / "out", ExportChoice(form="gguf"))
+    export, convert = re.findall("`(.+?)`", str(refused.value))
+    assert shlex.split(export)[-4:] == ["--runs-dir", str(tmp_path / "runs"), "--form", "model"]
+    assert shlex.split(convert)[1:3] == ["convert_hf_to_gguf.py", str(tmp_path / "out")]
     assert not (tmp_path / "out").exists() and not any((tmp_path / "full").iterdir())
 
 
@@ -188,6 +194,9 @@ def test_a_tokenizer_that_divides_texts_otherwise_is_refused():
     tokenizer = AutoTokenizer.from_pretrained("assets/preference-model")
     with pytest.raises(RunError, match="does not divide texts"):
         vocabulary(tokenizer, len(tokenizer))
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    unigram = {"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": 0}
+    assert "of the kind Unigram" in refusal_of_tokenizer(content | {"model": unigram})
 
 
 def test_the_example_of_the_first_minute_can_be_a_file():
