@@ -11,10 +11,8 @@ import { commandRow } from "./settings_view.js";
 
 const UNEXPORTED =
     "An export is a folder for transformers and vLLM, or a GGUF file for llama.cpp, Ollama and " +
-    "LM Studio.";
+    "LM Studio. You can upload it to Hugging Face from here.";
 
-const NOTHING_TO_UPLOAD = "Export the model first. Then you can upload it from here.";
-const NOTHING_AT_ALL = "There is nothing to upload.";
 const NO_GGUF = "GGUF file (not for this model)";
 
 // Precisions by form, the usual one first.
@@ -112,6 +110,7 @@ export class ExportView {
         this.exporting.clear();
         this.offerPrecisions();
         this.pushing.clear();
+        this.root.querySelector('[data-part="push"]').hidden = true;
         this.serving.clear();
         field(this.root, "export-weights").textContent = "";
         for (const name of ["export-fault", "exported-title", "exported-about", "login"])
@@ -167,7 +166,7 @@ export class ExportView {
     }
 
     // What a person has chosen stays for as long as it is there.
-    offerUpload({ exports, login, can_export }) {
+    offerUpload({ exports, login }) {
         const { folder } = this.pushing.form.elements;
         const chosen = this.pushing.form.hidden ? exports[0]?.path : folder.value;
         const other = el("option", { value: "" }, "Another folder …");
@@ -175,9 +174,8 @@ export class ExportView {
         const isThere = chosen === "" || exports.some(({ path }) => path === chosen);
         folder.value = isThere ? chosen : (exports[0]?.path ?? "");
         this.pushing.form.hidden = !exports.length;
-        const nothing = can_export ? NOTHING_TO_UPLOAD : NOTHING_AT_ALL;
-        const about = exports.length ? aboutLogin(login) : [nothing];
-        field(this.root, "login").replaceChildren(...about);
+        this.root.querySelector('[data-part="push"]').hidden = !exports.length;
+        field(this.root, "login").replaceChildren(...aboutLogin(login));
         this.askForFolder();
     }
 
