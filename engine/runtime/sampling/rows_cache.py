@@ -140,13 +140,14 @@ class RowsCache:
             for tensor in (layer.keys, layer.values):
                 tensor[to].copy_(tensor[place])
 
-    def grown(self, rows: int, positions: int) -> RowsCache:
-        """Returns a larger cache with the same contents."""
-        larger = RowsCache(self, rows, positions)
-        for mine, theirs in zip(self._layers, larger._layers):
+    def resized(self, rows: int, positions: int) -> RowsCache:
+        """Returns another cache with the same contents, as far as they fit into it."""
+        other = RowsCache(self, rows, positions)
+        rows, positions = min(rows, self.rows), min(positions, self.positions)
+        for mine, theirs in zip(self._layers, other._layers):
             for old, new in ((mine.keys, theirs.keys), (mine.values, theirs.values)):
-                new[: self.rows, :, : self.positions] = old
-        return larger
+                new[:rows, :, :positions] = old[:rows, :, :positions]
+        return other
 
     @property
     def layers(self) -> Sequence[_Layer]:

@@ -358,29 +358,34 @@ class StaticDecoder:
         cache = self._cache
         if cache is not None and cache.rows >= rows and cache.positions >= positions:
             return
-        if cache is not None:
-            rows, positions = max(rows, cache.rows), max(positions, cache.positions)
-        rows = self._room.allocated(self._cost, rows, positions - 1)
         self._forget_recordings()
+        if cache is not None:
+            kept, longer = max(rows, cache.rows), max(positions, cache.positions)
+            if self._room.holds(self._cost, kept, longer - 1):
+                rows, positions = kept, longer
+            else:
+                # It had room for more rows, or for longer ones, that are over.
+                self._move_to_front(len(self._places))
+        rows = self._room.allocated(self._cost, rows, positions - 1)
         if cache is None:
             self._cache = RowsCache(like, rows, positions)
             self._lines = _Lines(rows, self._engine.backend.device)
             return
         assert self._lines is not None  # it came with the cache
-        self._cache = cache.grown(rows, positions)
+        self._cache = cache.resized(rows, positions)
         old, self._lines = self._lines, _Lines(rows, self._engine.backend.device)
-        count = old.at.shape[0]
+        count = min(rows, cache.rows)
         for name in ("at", "moves", "tokens"):
-            getattr(self._lines, name)[:count] = getattr(old, name)
+            getattr(self._lines, name)[:count] = getattr(old, name)[:count]
         for name in ("seeds", "drawn", "numbers"):
-            getattr(self._lines.drawing, name)[:count] = getattr(old.drawing, name)
+            getattr(self._lines.drawing, name)[:count] = getattr(old.drawing, name)[:count]
 
     def _compact(self) -> int:
         """Moves rows to the first places where that shortens a step, and returns how many places a
         step runs over.
         """
-        cache, lines = self._cache, self._lines
-        assert cache is not None and lines is not None  # rows have places there
+        cache = self._cache
+        assert cache is not None  # rows have places there
         count, end = len(self._places), max(self._places) + 1
         if not self._can_record:
             wanted = count
@@ -389,8 +394,13 @@ class StaticDecoder:
             if end > wanted and end <= 2 * wanted and count > 1:
                 # A recording is dearer than some idle places.
                 wanted = min(cache.rows, 1 << (end - 1).bit_length())
-        if end <= wanted:
-            return wanted
+        self._move_to_front(wanted)
+        return wanted
+
+    def _move_to_front(self, wanted: int) -> None:
+        """Moves rows whose places are behind the first `wanted` ones to free ones among these."""
+        cache, lines = self._cache, self._lines
+        assert cache is not None and lines is not None  # rows have places there
         free = iter(place for place in range(wanted) if place not in self._places)
         for place in sorted(self._places):
             if place < wanted:
@@ -404,7 +414,6 @@ class StaticDecoder:
             lines.moves[place] = 0
             lines.at[place] = 0
             self._places[to] = self._places.pop(place)
-        return wanted
 
     def close(self) -> None:
         """Frees the cache and the recordings."""

@@ -35,6 +35,35 @@ def test_the_cache_is_as_large_as_the_shape_of_the_model_says(family, dtype):
     run.close()
 
 
+def test_a_cache_keeps_to_its_room_whatever_rows_follow_others(monkeypatch):
+    """Many short rows, then few long ones while a short one goes on, then many short ones."""
+    run = streamed(plain_model(tiny_family_config("qwen3")).eval(), PlanChoices())
+    kinds = [(PROMPTS, 3), ([PROMPTS[4]], 45), (PROMPTS[:2], 180), (PROMPTS, 4)]
+    alone = [run.sampler.generate(prompts, AnswerLimits(most, set())) for prompts, most in kinds]
+    cost = run.sampler.rows_cost
+    room = 10 * cost.of(64)
+    monkeypatch.setattr(run.backend, "free_memory", lambda: 2 * room)
+    answers, sizes = {}, []
+    with run.sampler.decoding() as decoding:
+        waiting = [[decoding.add(p, AnswerLimits(m, set())) for p in ps] for ps, m in kinds[:2]]
+        for steps, (prompts, most) in zip((8, 185), kinds[2:]):
+            for _ in range(steps):
+                for each in decoding.step():
+                    answers.setdefault(each.row, []).append(each.token)
+                cache = decoding._decoder._cache
+                sizes.append((cache.rows, cache.positions))
+            waiting.append([decoding.add(p, AnswerLimits(most, set())) for p in prompts])
+        while not decoding.is_idle:
+            for each in decoding.step():
+                answers.setdefault(each.row, []).append(each.token)
+            cache = decoding._decoder._cache
+            sizes.append((cache.rows, cache.positions))
+    assert [[answers[row] for row in rows] for rows in waiting] == alone
+    assert max(rows * cost.of(positions) for rows, positions in sizes) <= room
+    assert list(dict.fromkeys(sizes)) == [(10, 64), (3, 192), (9, 64)]
+    run.close()
+
+
 @pytest.mark.parametrize(("rows", "allocated"), [(9, 9), (40, 16), (3, 3)])
 def test_as_many_rows_are_drawn_at_once_as_predicted(monkeypatch, rows, allocated):
     """Memory for `rows` of them: all, with room to grow, and some."""
