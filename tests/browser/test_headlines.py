@@ -62,7 +62,7 @@ def test_the_headline_of_a_finished_starter_is_what_its_record_says(page, server
     first, last = (in_loss(found.evals.loss[place]) for place in (0, -1))
     card = verdict(page)
     expect(card.get_by_role("heading")).to_have_text(
-        f"Validation loss fell {first} → {last}, but no tested answer is right"
+        f"Validation loss fell from {first} to {last}, but no tested answer is right"
     )
     expect(card).to_contain_text("Best model: step 40, exported.")
     before, after = (match.correct / match.total for match in found.exact_matches)
