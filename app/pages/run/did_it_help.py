@@ -5,7 +5,7 @@ trained one. All functions are pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.verdict.few_rows import FEWEST_ROWS
 from app.verdict.findings import Tone
@@ -28,13 +28,24 @@ class Answer:
 
 
 def did_it_help(
-    figures: Sequence[Figure], as_text: Callable[[Figure, float | None], str]
+    figures: Sequence[Figure],
+    as_text: Callable[[Figure, float | None], str],
+    began_with: str = "",
 ) -> Answer | None:
     """Returns the answer, or None where nothing was evaluated. `as_text` writes a value of a
-    figure.
+    figure. `began_with` names the run that this one continues, if it does: elsewhere, *before
+    training* is of its weights.
     """
     if not figures:
         return None
+    found = _answer(figures, as_text)
+    if not began_with:
+        return found
+    other = f"This run began with the weights of {began_with}; Overview compares with those."
+    return replace(found, text=f"{found.text} {other}")
+
+
+def _answer(figures: Sequence[Figure], as_text: Callable[[Figure, float | None], str]) -> Answer:
     ranked = sorted(figures, key=_rank)
     known = [each for each in ranked if each.difference is not None]
     if not known:

@@ -281,7 +281,8 @@ function answersRow({ prompt, expected, preferred, ...of }) {
         ["trained", "Trained", of.is_trained_right],
     ].map(([side, label, isRight]) => {
         const cell = el("td", { "data-label": label }, ...answerNodes(of[side]));
-        if (isRight) cell.dataset.right = "true";
+        // That the base model is wrong is no news.
+        if (isRight || side === "trained") cell.dataset.right = isRight;
         if (preferred === side) cell.append(el("small", {}, "your choice"));
         return cell;
     });

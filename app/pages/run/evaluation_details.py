@@ -83,13 +83,13 @@ def evaluation_details(
     pace = FORWARD * _speed(snapshot)
     told = of_rows or latest  # tasks may have been asked alone
     note = "" if told is None else told.note
-    helped = did_it_help(figures, _value)
+    helped = did_it_help(figures, _value, _began_with(folder))
     return {
         "form": form | {"goes_on": is_broken_off, "tasks": _tasks(answered, pace, asked or None)},
         "helped": None if helped is None else vars(helped),
         "figures": [figure_row(figure) for figure in figures[:MOST_ROWS]],
         "caption": "" if of_rows is None else _caption(of_rows),
-        "note": " ".join(filter(None, (_began_with(folder), note))),
+        "note": note,
         "unfinished": _unfinished(latest) if latest is not None and is_broken_off else "",
         "answers": None if answered is None else _answers(answered),
         "problem": " ".join(filter(None, problems)),
@@ -98,17 +98,11 @@ def evaluation_details(
 
 
 def _began_with(folder: RunFolder) -> str:
-    """Returns a sentence where the run did not begin with its base model, so that *before training*
-    elsewhere is of other weights.
+    """Returns the name of the run whose weights this one began with; empty if it began with its
+    base model.
     """
     config = _config(folder)
-    began = "" if config is None else name_of_start(config.model.start_from or "")
-    if config is None or not began:
-        return ""
-    return (
-        f"The base model is {config.model.source}. This run began with the weights of {began}, "
-        "which “before training” in Overview is about."
-    )
+    return "" if config is None else name_of_start(config.model.start_from or "")
 
 
 def _newest(found: Evaluations, has: Callable[[Evaluation], bool]) -> Evaluation | None:

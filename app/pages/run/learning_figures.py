@@ -83,7 +83,7 @@ def accuracy_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     matches = sorted(
         (match for match in snapshot.exact_matches if match.total), key=lambda match: match.step
     )
-    y = one_row("%", from_zero=True) | {"range": [0, 105], "autorange": False}
+    y = one_row("%", from_zero=True) | {"range": [-4, 105], "autorange": False}
     if not matches:
         return figure([], axis, {"yaxis": y}, "No prompts were asked.") | {"is_absent": True}
     x = places_of_steps(snapshot, [match.step for match in matches], axis)

@@ -126,9 +126,14 @@ def _optimizer_text(snapshot: RunSnapshot) -> str:
     steps = snapshot.steps
     norm = steps.grad_norm
     return (
-        f"Latest: rate {in_digits(steps.learning_rate[-1])}, norm {in_digits(norm[-1])} · norm "
-        f"between {in_digits(np.min(norm))} and {in_digits(np.max(norm))} so far"
+        f"Latest: rate {_short(steps.learning_rate[-1])}, norm {_short(norm[-1])} "
+        f"({_short(np.min(norm))} to {_short(np.max(norm))} so far)"
     )
+
+
+def _short(value: float) -> str:
+    """Returns a number with three digits."""
+    return in_digits(float(f"{value:.3g}"))
 
 
 def _memory_text(snapshot: RunSnapshot) -> str:

@@ -9,6 +9,12 @@ from app.pages.run.evaluation_details import evaluation_details, figure_row
 from app.session.session import Session
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.evaluation_figures import AHEAD, LOSS, RIGHT, Figure, Interval
+from engine.runs.summaries.evaluation_results import (
+    Began,
+    LossMeasured,
+    Wanted,
+    append_evaluation,
+)
 from tests.support.sessions import finished_run
 
 
@@ -62,6 +68,11 @@ def test_nothing_is_answered_before_an_evaluation_and_the_base_of_a_continued_ru
         return evaluation_details(folder, RunSnapshot(), False, False, None)
 
     first = finished_run(session, name="First")
-    assert (shown(first)["helped"], shown(first)["note"]) == (None, "")
+    assert shown(first)["helped"] is None
     then = finished_run(session, name="Then", **{"model.start_from": str(first.path)})
-    assert "began with the weights of First" in shown(then)["note"]
+    began = Began("1", Wanted(), "export", 7, "float32", "", 0.0)
+    for run in (first, then):
+        append_evaluation(run.path, began)
+        append_evaluation(run.path, LossMeasured("1", "trained", 1.0, [1.0], [9]))
+    assert "began with" not in shown(first)["helped"]["text"]
+    assert "began with the weights of First; Overview" in shown(then)["helped"]["text"]
