@@ -166,7 +166,7 @@ def test_columns_of_a_mix_are_chosen_source_by_source(page, tmp_path):
     box.fill(text.replace("weight: 2", "weight: 3"))
     mapping.get_by_role("button", name=re.compile("^Use .+ → ")).click()
     expect(box).to_have_value(text.replace("weight: 2", "weight: 3"))
-    expect(mapping.locator("[data-field=mapping-caption]")).to_contain_text("the prompt and “")
+    expect(page.locator(".rs-preview-head")).to_contain_text("the prompt and “")
     mapping.get_by_role("button", name=re.compile("^Use .+ → ")).click()
     expect(mapping.locator("[data-field=mapping-state]")).to_contain_text(
         "Check your columns in second.jsonl (3 of 3)"

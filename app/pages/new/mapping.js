@@ -94,7 +94,8 @@ export class Mapping {
         this.root.dataset.state = state;
         const place = mix ? ` in ${mix.name} (${mix.place + 1} of ${mix.sources.length})` : "";
         field(this.root, "mapping-state").textContent = `${STATES[state]}${place}`;
-        this.report(question || (REPORTS[state] ?? ""));
+        // Above rows that can be read stands the question itself.
+        this.report((failed && question) || (REPORTS[state] ?? ""));
         this.part("use").hidden = state !== "guess";
         const hasNoneToClear = Boolean(mix) && !mix.sources[mix.place].columns;
         this.part("clear").hidden = state !== "named" || hasNoneToClear;

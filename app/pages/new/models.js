@@ -77,9 +77,9 @@ export class Models {
     caption() {
         if (!this.cards.length) return "";
         const fits = this.cards.some((each) => each.fits && !each.is_example);
-        const rows = Number(this.shown[ROWS]).toLocaleString("en");
-        const tokens = Number(this.shown[TOKENS]).toLocaleString("en");
-        const batch = `a batch of ${rows} rows, up to ${tokens} tokens each`;
+        const [rows, tokens] = [ROWS, TOKENS].map((name) => Number(this.shown[name]));
+        const counted = rows === 1 ? "1 row" : `${rows.toLocaleString("en")} rows`;
+        const batch = `a batch of ${counted}, up to ${tokens.toLocaleString("en")} tokens each`;
         return fits ? `Memory for ${batch}.` : `No known model fits with ${batch}.`;
     }
 

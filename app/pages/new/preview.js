@@ -145,19 +145,16 @@ function drawRows(element, preview) {
     );
 }
 
-// How the rows are read, in the words of what people mean by them.
+// How the rows are read, in the words of what people mean by them, or whether they are.
 function understoodText({ mapping, format, format_detected: isDetected, columns }) {
+    if (mapping?.question) return mapping.question;
     const named = (meant) =>
         columns.filter(([, meaning]) => meaning === meant).map(([name]) => name);
     // A mix has columns of each of its data sets.
     const [prompts, answers] = [named("the prompt"), named("the answer")];
     const turns = named("the turns of the conversation");
-    if (answers.length && columns.length === prompts.length + answers.length) {
-        const { prompt, completion: answer } = mapping?.chosen ?? {};
-        const isGuess = mapping?.state === "guess" && prompt && answer;
-        if (isGuess) return `We think ${prompt} is the prompt and ${answer} the answer. Right?`;
+    if (answers.length && columns.length === prompts.length + answers.length)
         return `Prompt: ${prompts.join(", ")} · Answer: ${answers.join(", ")}`;
-    }
     if (columns.length && columns.length === turns.length) {
         const which = turns.length === 1 ? "column" : "columns";
         return `Conversations found (${which} ${turns.join(", ")})`;
