@@ -16,7 +16,7 @@ import numpy as np
 from app.labels import GIB, STATE_TONES
 from app.pages.runs.key_figures import NOTHING_YET, is_same_data, key_figures, summaries
 from app.pages.runs.setting_differences import differing_settings
-from app.shared.charts.axes import FEW_POINTS, THOUSANDS, places_of_steps, x_ticks
+from app.shared.charts.axes import FEW_POINTS, FEWEST_IN_LINE, THOUSANDS, places_of_steps, x_ticks
 from app.shared.charts.curve_points import downsample, smooth, smoothing_window
 from app.shared.charts.drawing import (
     AMBER,
@@ -107,7 +107,7 @@ def loss_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> F
         if len(evals):
             validation = np.asarray(evals.loss, dtype=float)
             points = _trace(f"{name}, validation", _x(run, evals, axis), validation, color, "dot")
-            data.append(points | _dots(color))
+            data.append(points | _dots(color, len(evals)))
     return _figure(data, axis, {"yaxis": _y("loss")}) | {"log_axes": ["yaxis"]}
 
 
@@ -122,7 +122,7 @@ def accuracy_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) 
         if asked:
             shares = np.array([100 * match.correct / match.total for match in asked])
             x = places_of_steps(run.snapshot, [match.step for match in asked], axis)
-            data.append(_trace(name, x, shares, color, "solid") | _dots(color))
+            data.append(_trace(name, x, shares, color, "solid") | _dots(color, len(asked)))
     drawn = _figure(data, axis, {"yaxis": _y("%") | {"range": [0, 105], "autorange": False}})
     return drawn | {"is_absent": not data}
 
@@ -208,12 +208,13 @@ def _trace(name: str, x: np.ndarray, y: np.ndarray, color: str, dash: str) -> di
         "y": rounded(y, 5),
         "line": {"color": color, "width": 2, "dash": dash},
         "hovertemplate": "%{text}",  # the page writes it
-    } | (_dots(color) if len(x) < FEW_POINTS else {})
+    } | (_dots(color, len(x)) if len(x) < FEW_POINTS else {})
 
 
-def _dots(color: str) -> dict[str, Any]:
-    """Returns the dot at each point of a curve."""
-    return {"mode": "lines+markers", "marker": {"size": 6, "color": color}}
+def _dots(color: str, count: int) -> dict[str, Any]:
+    """Returns the dot at each point of a curve. So few points make no line."""
+    mode = "markers" if count < FEWEST_IN_LINE else "lines+markers"
+    return {"mode": mode, "marker": {"size": 6, "color": color}}
 
 
 def _figure(data: list[dict[str, Any]], axis: Axis, axes: dict[str, Any]) -> Figure:

@@ -225,6 +225,7 @@ def test_accuracy_and_rate_are_compared_where_there_are_any():
     accuracy = answer["figures"]["accuracy"]
     assert [trace["y"] for trace in accuracy["data"]] == [[0, 25]]
     assert not accuracy["is_absent"]
+    assert accuracy["data"][0]["mode"] == "markers", "two points make no line"
     rows = {row["name"]: row["texts"] for row in answer["rows"]}
     assert rows["Answers right, last"] == ["25 %", "–"]
     assert len(answer["figures"]["rate"]["data"]) == 2
