@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from app.form.settings_form import as_labeled
 from app.pages.run.answers import right_samples
 from app.pages.run.best import best_of
 from app.pages.run.facts import facts
@@ -95,6 +96,6 @@ def _text(snapshot: RunSnapshot, state: str, main: Finding, judged: Verdict) -> 
     if state in TRANSIENT_LABELS:
         return TRANSIENT_LABELS[state]
     if main is not judged.main:
-        return judged.main.text
+        return as_labeled(judged.main.text)
     few = [each.text for each in judged.also if each.rule == "few rows"]
-    return " ".join([*few, main.advice]).rstrip()
+    return as_labeled(" ".join([*few, main.advice]).rstrip())

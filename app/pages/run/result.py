@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from app.form.settings_form import as_labeled
 from app.labels import STATE_LABELS
 from app.pages.run.best import best_of
 from app.pages.run.facts import NOT_TESTED, facts
@@ -130,7 +131,7 @@ def _told(snapshot: RunSnapshot, state: str, saved: SavedSteps, judged: Verdict)
         small = [each.text for each in found if each.rule == "too small"]
         if judged.main.is_alarm:
             few = [each.text for each in found if each.rule == "few rows"]
-            return [*small, *few, *filter(None, [judged.main.advice])]
+            return [*small, *few, *filter(None, [as_labeled(judged.main.advice)])]
         took = f"{how_long(snapshot)}."
         better = [each.text for each in found if each.place == "beside"]
         return [*small, took if len(snapshot.evals) else UNEVALUATED, *better]

@@ -29,6 +29,8 @@ FEWEST_IN_LINE = 3
 """Number of points from which a line is drawn through them."""
 FEW_POINTS = 12
 """Number of points below which each of them has a dot."""
+FEW_STEPS = 8
+"""Number of steps up to which each has a tick: there is no half a step."""
 LIMIT_SHARE = 0.05
 """Share of a limit that the curve must reach for the limit to be drawn: a line far above would
 compress the curve into a flat line.
@@ -166,7 +168,8 @@ def x_ticks(axis: Axis, data: list[dict[str, Any]]) -> dict[str, Any]:
             ],
         }
     furthest = max((trace["x"][-1] for trace in data if trace["x"]), default=0.0)
-    return {
+    whole = {"dtick": 1} if axis == "step" and furthest <= FEW_STEPS else {}
+    return whole | {
         "rangemode": "tozero",
         "tickformat": ",~r" if furthest < 1e5 else "~s",
         "hoverformat": ",d",

@@ -6,6 +6,7 @@ import pytest
 
 from app.form.settings_form import as_labeled
 from app.pages.run.head import head
+from app.verdict.findings import Finding, Verdict
 from app.verdict.judge import verdict
 from app.verdict.outcome import outcome
 from engine.runs.record.events import DataPrepared, EvalFinished, RunEnded
@@ -40,3 +41,10 @@ def test_a_run_that_goes_on_says_it_too():
         "Judged by only 1 validation row: too few to be sure, 20 or more tell."
     )
     assert "Validation share" in as_labeled(judged.also[0].advice)
+
+
+def test_the_head_names_settings_by_their_labels():
+    snapshot = fold(*steps(60))
+    slow = Verdict(Finding("speed", "warn", "The GPU waits.", "Set data.eval_fraction."))
+    shown = head(snapshot, "running", SavedSteps(None, None), slow)
+    assert shown["text"] == "Set Validation share."

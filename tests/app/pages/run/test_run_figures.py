@@ -17,7 +17,7 @@ from app.pages.run.machine_figures import AREA_POINTS
 from app.pages.run.run_figures import FIGURES, alarms, machine_text, summaries
 from app.pages.run.run_overview import details, tiles
 from app.pages.run.step_time import PARTS
-from app.shared.charts.axes import AXES, Line, curve
+from app.shared.charts.axes import AXES, Line, curve, x_ticks
 from app.shared.charts.curve_points import MAX_POINTS, downsample, smooth
 from app.shared.run_bar import ACTIONS, ShownRun, run_bar, sentence
 from app.verdict.step_shares import recent_shares
@@ -431,3 +431,5 @@ def test_one_or_two_points_have_no_line_through_them():
         for count in (1, 2, 3)
     ]
     assert modes == ["markers", "markers", "lines+markers"]
+    assert x_ticks("step", [{"x": [1, 3]}])["dtick"] == 1, "there is no half a step"
+    assert "dtick" not in x_ticks("step", [{"x": [1, 300]}])
