@@ -334,7 +334,8 @@ export class Chat {
         this.part("send").disabled = this.isClosed;
         this.part("stop").hidden = !state.working;
         this.part("unload").hidden = !state.loaded.length;
-        field(this.root, "memory").textContent = `${this.memoryText(state)} ${state.slow}`.trim();
+        field(this.root, "memory").textContent = this.memoryText(state);
+        setText(field(this.root, "slow"), state.slow);
     }
 
     // count: the number of turns in the whole chat; the state has those from `first` on. A log that

@@ -51,9 +51,8 @@ def _capture(context: OpContext, op: Embed | EmbedBackward, step: StepUnderWay) 
     )
     caches = skeleton.caches(captured)
     if len(caches) != 1:
-        raise CacheError(
-            f"{context.model.config.model_type} gives its blocks {len(caches)} caches, not one."
-        )
+        how_many = f"{len(caches)} caches, not one" if caches else "no cache"
+        raise CacheError(f"Its blocks are given {how_many}.")
     step.inputs.caches[op.micro_batch] = caches[0]
     return captured
 

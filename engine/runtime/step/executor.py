@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from engine.errors import CacheError, first_line
 from engine.planning.schedule.ops import Lane, Op, OpKind, Prefetch
 from engine.planning.schedule.schedule import Span
 from engine.runtime.device.backend import Ticket
@@ -121,4 +122,6 @@ def _attempt(do: Work, context: OpContext, op: Op, step: StepUnderWay) -> None:
     except Exception as error:  # noqa: BLE001  the model's own code may raise anything
         # Only the text is kept: the frames of the error would form a cycle with this step and keep
         # the caches alive.
-        step.failure = str(error) or type(error).__name__
+        text = first_line(error)
+        is_known = isinstance(error, CacheError)
+        step.failure = text if is_known else f"its code fails with one: {text}"

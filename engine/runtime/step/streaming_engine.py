@@ -465,7 +465,7 @@ class StreamingEngine:
         """Runs a pass of sampling, and returns the logits of each micro-batch."""
         self.passes.run(step)
         if step.failure is not None:
-            raise CacheError(f"It failed with a cache: {step.failure}")
+            raise CacheError(step.failure)
         return [each.logits for each in step.micro_batches]
 
     @property
