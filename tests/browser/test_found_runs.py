@@ -191,7 +191,7 @@ def test_several_runs_are_deleted_together_once_their_names_were_read(runs_page,
         expect(row_of(page, folder.id).locator("polyline")).to_be_attached()  # its size is known
         row_of(page, folder.id).get_by_role("checkbox").check()
     page.locator("[data-part=delete-open]").click()
-    dialog = page.locator("dialog[data-part=delete]")
+    dialog = page.locator(".rs-runs dialog[data-part=delete]")
     expect(dialog).to_contain_text("Their exported models are deleted too. Models that you")
     expect(dialog).to_contain_text("2 runs")
     for folder in doomed:

@@ -179,7 +179,7 @@ def test_names_never_become_markup(page, context, server):
     hover_until_labeled(page, page.locator("[data-compare=loss]"))
     expect(page.locator("[data-compare=loss] .hoverlayer")).to_contain_text("<img src=x")
     more_of(page, two.id).get_by_role("menuitem", name="Delete").click()
-    expect(page.locator("dialog[data-part=delete]")).to_contain_text("<img src=x")
+    expect(page.locator(".rs-runs dialog[data-part=delete]")).to_contain_text("<img src=x")
     page.keyboard.press("Escape")
     clean(page)
 

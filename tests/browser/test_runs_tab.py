@@ -189,7 +189,7 @@ def test_runs_are_compared_side_by_side(blank, server, long_run):
     page.goto(f"{server.address}/?compare={one.id},{two.id},{three.id}")
     expect(page.locator("[data-part=compare-runs] li")).to_have_count(3)
     more_of(page, three.id).get_by_role("menuitem", name="Delete").click()
-    page.locator("dialog[data-part=delete]").get_by_role("button", name="Delete").click()
+    page.locator(".rs-runs dialog[data-part=delete]").get_by_role("button", name="Delete").click()
     expect(page.locator("[data-part=compare-runs] li")).to_have_count(2)
     page.locator("[data-part=compare-close]").click()
     expect(page.locator(".rs-compare")).to_be_hidden()
