@@ -276,7 +276,7 @@ def test_one_click_on_a_suggestion_makes_it_fit(page):
     expect(verdict.locator("[data-need=host]")).to_contain_text("· only ")
     expect(page.locator("#start")).to_be_disabled()
     suggestion = page.locator(".rs-suggestion:visible", has_text="AdamW's moments in bf16")
-    expect(suggestion).to_contain_text("Moments are rounded: results change slightly")
+    expect(suggestion).to_contain_text("Results change slightly.")
     expect(suggestion).to_contain_text(re.compile("About .* s a step"))  # which follows the verdict
     took = follow(page, suggestion.click, "23.6B parameters", "Fits")
     expect(verdict.locator("h3")).to_have_text("Fits, but only just")

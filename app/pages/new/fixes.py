@@ -26,6 +26,17 @@ USUAL_RATES = {"full": 1e-5, "parts": 1e-5, "lora": 1e-4}
 HIGH_RATE = 1e-3
 """Rate that takes the place of one that is far too high: usual for tiny models."""
 WHOLE = "output.export_form"
+FREE = {Exactness.SAME_BITS, Exactness.OTHER_ORDER}
+"""What changes no result but for rounding."""
+RESULTS = {
+    Exactness.SAME_BITS: "Results stay the same",
+    Exactness.OTHER_ORDER: "Results stay the same but for rounding",
+    Exactness.ROUNDED_GRADIENTS: "Results change slightly",
+    Exactness.ROUNDED_MOMENTS: "Results change slightly",
+    Exactness.LOWER_PRECISION: "Results change slightly",
+    Exactness.FEWER_TOKENS: "Each step sees fewer tokens",
+    Exactness.ADAPTERS_ALONE: "The model itself stays as it is",
+}
 UNFIXABLE = ("model.source",)
 """Settings that no value is known for that would be better."""
 
@@ -88,17 +99,21 @@ def _cost(suggestion: Suggestion) -> int:
         return 3
     if METHOD in suggestion.changes:
         return 1
-    is_free = kinds <= {Exactness.SAME_BITS, Exactness.OTHER_ORDER}
+    is_free = kinds <= FREE
     return 0 if is_free and "engine.disk" not in suggestion.changes else 2
 
 
 def suggestion_card(suggestion: Suggestion, report: FitReport, rate: float) -> dict[str, Any]:
-    """Returns a suggestion for the page: its `title`, a `note` on time and results, the memory
-    before and after as `bars`, and the component values that it `changes`. rate: learning rate of
-    the draft, which is another one with adapters (`derived_defaults`).
+    """Returns a suggestion for the page: its `title`, a `note` on time and results, what happens to
+    results exactly (`about`), the memory before and after as `bars`, and the component values that
+    it `changes`. rate: learning rate of the draft, which is another one with adapters
+    (`derived_defaults`).
     """
     title = as_labeled(suggestion.title)
-    notes = [suggestion.time_text, suggestion.places, suggestion.exactness_text]
+    changing = [kind for kind in suggestion.exactness if kind not in FREE]
+    told = changing or suggestion.exactness[-1:]
+    results = dict.fromkeys(RESULTS[kind] for kind in told)
+    notes = [suggestion.time_text, suggestion.places, *results]
     if METHOD in suggestion.changes:
         title = "Train an add-on instead (LoRA)"
         then = rate_of_adapters(rate)
@@ -108,6 +123,7 @@ def suggestion_card(suggestion: Suggestion, report: FitReport, rate: float) -> d
     return {
         "title": title,
         "note": note,
+        "about": suggestion.exactness_text,
         "bars": [_before_and_after(name, after, report) for name, after in suggestion.after],
         "changes": shown_changes(suggestion.changes),
         "exactness": [kind.value for kind in suggestion.exactness],

@@ -39,6 +39,7 @@ export class NewHead {
     async startOver() {
         const draft = await this.first();
         if (draft) this.replace(draft, "Started over.");
+        this.button.focus(); // the other button goes
     }
 
     async start() {

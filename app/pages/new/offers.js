@@ -4,11 +4,11 @@
 import { el, inCode } from "../../shared/dom.js";
 
 // suggestion: as the server describes it; number: its place; fill: changes settings.
-export function offerCard({ title, note, bars, changes }, number, fill) {
+export function offerCard({ title, note, about, bars, changes }, number, fill) {
     const isFirst = number === 0;
     return el(
         "button",
-        { type: "button", class: "rs-suggestion", click: () => fill(changes) },
+        { type: "button", class: "rs-suggestion", title: about, click: () => fill(changes) },
         el("b", {}, title, isFirst ? el("em", {}, "recommended") : null),
         ...bars.map(beforeAndAfter),
         note ? el("span", {}, note) : null,

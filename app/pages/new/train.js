@@ -483,6 +483,7 @@ const UNCHECKED = {
     lives_more: "",
     bars: [],
     time: [],
+    answers: [],
     suggestions: [],
     to_be_timed: false,
     field: null,
