@@ -17,6 +17,7 @@ from app.verdict.next_try import TOO_SMALL, next_try
 from app.verdict.validation import Validation
 from engine.config.settings import TrainConfig
 from engine.runs.record.snapshot import RunSnapshot
+from engine.text import counted
 
 FEWEST_STEPS = 100
 """Number of steps, besides twice the warm-up and `FEWEST_SHARE` of all steps, before which no run
@@ -303,6 +304,5 @@ def of_small_model(snapshot: RunSnapshot, config: TrainConfig | None) -> Finding
         "calm",
         TOO_SMALL,
         "",
-        f"Of {known[-1].total:,} validation prompts, none has the expected answer, and the model "
-        "was made for its example alone.",
+        f"Of {counted(known[-1].total, 'validation prompt')}, none has the expected answer.",
     )

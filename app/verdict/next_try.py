@@ -12,7 +12,7 @@ from engine.runs.record.snapshot import RunSnapshot
 
 FEWEST_PASSES = 3
 """Number of passes up to which no run is told to make fewer: a usual run makes as many."""
-TOO_SMALL = "This model is too small for your data: choose a larger one."
+TOO_SMALL = "This model was made for its example: choose a larger one for your own data."
 """What an example's model on other data is told, whatever its outcome: no number of passes helps
 it.
 """

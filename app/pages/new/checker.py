@@ -180,7 +180,7 @@ class Checker:
             fixes[f"{on_example} {what}"] = fix
         asks = to_confirm(config, asked[1])
         fixes |= slower_by(config, asked[1])
-        remarks = [*notes, *fixes]
+        remarks = [*notes, *fixes, *self._about_serving()]
         seconds = _run_seconds(report, found, pace)
         text = run_length_text(config, found, seconds)
         # These are asked outside the cached estimate: a package may be installed meanwhile.
@@ -211,6 +211,14 @@ class Checker:
             asks=asks,
         )
         return fit_panel(report, busy, beside)
+
+    def _about_serving(self) -> list[str]:
+        """Returns that a run is served, whose memory a start takes; empty where none is."""
+        served = self._session.served_id
+        if served is None:
+            return []
+        name = self._session.name_of_run(served)
+        return [f"{name} is served to other programs; serving ends when this training starts."]
 
     def derived(
         self, preset: str | None, before: Mapping[str, Any], after: Mapping[str, Any]

@@ -4,14 +4,18 @@ All functions are pure.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from app.pages.new.run_length import RunLength
+from app.verdict.few_rows import FEWEST_ROWS
 from engine.config.preference_settings import OBJECTIVE
 from engine.config.settings import AUTO, TrainConfig
 
 LEAST_STEPS = 8
 """Number of steps of a pass below which the batch is made smaller."""
+MOST_OF_FEW = 5
+"""Of few rows, one in so many is kept for validation at most."""
 PAIRS = ("preference", "arena")
 """Formats of two answers, of which one is better."""
 
@@ -33,7 +37,16 @@ def fitting(config: TrainConfig, data_format: str, found: RunLength | None) -> d
         changes["train.warmup_steps"] = steps // 10
     if config.output.eval_every > steps // 2:
         changes["output.eval_every"] = max(1, steps // 6)
-    return changes
+    return changes | _validation_share(found)
+
+
+def _validation_share(found: RunLength) -> dict[str, Any]:
+    """Returns the share that keeps enough of few rows to judge by; empty if enough are kept."""
+    rows = found.rows + found.validation
+    wanted = min(FEWEST_ROWS, rows // MOST_OF_FEW)
+    if not 0 < found.validation < wanted:
+        return {}
+    return {"data.eval_fraction": math.ceil(100 * wanted / rows) / 100}
 
 
 def _batch(rows: int, steps_of_a_pass: float) -> int:

@@ -31,6 +31,7 @@ def checker(tmp_path, monkeypatch):
             runs_dir=tmp_path,
             runs=lambda: made.runs,
             why_not_start=lambda: None,
+            served_id=None,
             engine=SimpleNamespace(
                 estimate=counted_estimate,
                 refuse_out_of_reach=lambda *_, **__: None,

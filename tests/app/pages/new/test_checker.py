@@ -328,6 +328,7 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
         runs_dir=tmp_path,
         runs=list,
         why_not_start=lambda: None,
+        served_id=None,
         engine=EngineCalls(),
         queue=queue,
     )
@@ -436,7 +437,7 @@ def test_a_card_says_the_memory_that_the_summary_says_once_it_is_chosen(
 def test_what_else_a_run_needs_closes_start_too(tmp_path, lacking):
     runs = tmp_path / "runs"
     session = SimpleNamespace(
-        runs_dir=runs, runs=list, why_not_start=lambda: None, engine=EngineCalls()
+        runs_dir=runs, runs=list, why_not_start=lambda: None, served_id=None, engine=EngineCalls()
     )
     given = shown(
         model__source="assets/starter-model", data__source=str(make_data(tmp_path / "d.jsonl"))
@@ -643,3 +644,12 @@ def test_a_model_without_weights_that_load_is_refused_before_anything_is_estimat
     with_config = model.is_dir()
     values = shown(model__source=str(model), model__init="random")
     assert (reported in " ".join(checker.fit_panel(values)["reasons"])) is not with_config
+
+
+def test_a_start_that_ends_serving_says_so_before(checker):
+    checker._session.name_of_run = {"20261130-090000-tiny": "Tiny"}.get
+    assert "served" not in str(checker.fit_panel(shown()))
+    checker._session.served_id = "20261130-090000-tiny"
+    panel = checker.fit_panel(shown())
+    assert panel["can_start"]
+    assert "Tiny is served to other programs; serving ends when this training" in str(panel)

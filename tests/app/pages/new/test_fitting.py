@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from app.form.presets import read_presets
 from app.pages.new.fitting import fitting
 from app.pages.new.run_length import RunLength
@@ -24,3 +26,12 @@ def test_few_rows_have_a_smaller_batch_and_are_evaluated_within_the_run():
         "output.eval_every": 4,
     }
     assert fitting(STARTER, "messages", RunLength(passes=3, steps=3000, rows=8000)) == {}
+
+
+@pytest.mark.parametrize(
+    "rows, kept, share",
+    [(38, 2, 0.2), (4, 1, None), (95, 5, 0.2), (380, 15, 0.06), (3000, 120, None), (40, 0, None)],
+)
+def test_enough_of_few_rows_are_kept_for_validation(rows, kept, share):
+    found = RunLength(passes=3, steps=300, rows=rows, validation=kept)
+    assert fitting(STARTER, "messages", found).get("data.eval_fraction") == share

@@ -102,7 +102,7 @@ def test_a_model_of_an_example_is_called_too_small_for_other_data_where_it_answe
         judged = verdict(snapshot, "finished", saved, config)
         return result(snapshot, "finished", saved, judged)["text"]
 
-    small = "This model is too small for your data: choose a larger one."
+    small = "This model was made for its example: choose a larger one for your own data."
     assert text("own.csv").startswith(small)
     assert small not in text("own.csv", (0, 1)) and small not in text("assets/starter.jsonl")
 
