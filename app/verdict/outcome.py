@@ -23,6 +23,10 @@ WRONG: dict[Rule, str] = {
     "not learning": "Not learned",
 }
 """Outcome of a finished run by the rule of what is wrong with it."""
+SURE: tuple[Rule, ...] = ("worse than before training", "diverging")
+"""What few validation rows are enough for."""
+CANNOT_TELL = "Cannot tell yet"
+"""Outcome of a run that too few validation rows judge, as *Did it help?* has it, too."""
 MOST_RIGHT = 0.5
 """Share of answers that are right from which a run has learned what it was to learn."""
 
@@ -42,13 +46,17 @@ class Outcome:
 def outcome(snapshot: RunSnapshot, judged: Verdict) -> Outcome | None:
     """Returns what came of a run that has finished, or None where that is not known."""
     main = judged.main
+    if judged.rests_on_few and main.is_alarm and main.rule not in SURE:
+        return Outcome(CANNOT_TELL, "calm")
     if main.is_alarm:
         return Outcome(WRONG.get(main.rule, "Finished"), judged.tone)
     shares = right_shares(snapshot)
     has_most = shares is not None and shares[1] > shares[0] and shares[1] >= MOST_RIGHT
     if not has_most and not (len(snapshot.evals) and has_learned(snapshot, judged)):
         return None
-    return Outcome("Learned", "calm" if judged.rests_on_few else "good")
+    if judged.rests_on_few:
+        return Outcome(CANNOT_TELL, "calm")
+    return Outcome("Learned", "good")
 
 
 def has_learned(snapshot: RunSnapshot, judged: Verdict) -> bool:

@@ -8,7 +8,7 @@ import re
 
 from playwright.sync_api import Locator, Page, expect
 
-from app.verdict.outcome import WRONG
+from app.verdict.outcome import CANNOT_TELL, WRONG
 from engine.config.settings import TrainConfig
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
@@ -89,7 +89,7 @@ def state(page: Page):
 
 def expect_finished(page: Page, timeout: float = WAIT_MILLISECONDS) -> None:
     """Waits until the line over the run says that it has finished, or its outcome."""
-    words = "|".join(["Finished", "Learned", *WRONG.values()])
+    words = "|".join(["Finished", "Learned", CANNOT_TELL, *WRONG.values()])
     expect(state(page)).to_have_text(re.compile(f"^({words})$"), timeout=timeout)
 
 

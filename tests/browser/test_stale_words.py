@@ -75,7 +75,7 @@ def test_chat_the_line_over_a_run_and_the_switch_say_what_is_true_now(blank, ser
 
     # A refusal is told in words, not in a tooltip alone.
     page.get_by_role("button", name="Notify me").click()
-    expect(note(page)).to_contain_text("The browser does not allow notifications of this page")
+    expect(note(page)).to_contain_text("The browser blocks notifications of this page")
     expect(page.get_by_role("button", name="Notify me")).to_have_attribute("aria-pressed", "false")
 
 

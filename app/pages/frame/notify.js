@@ -3,7 +3,7 @@
 
 const KEPT = "ramstream-notify";
 const DENIED =
-    "The browser does not allow notifications of this page; its settings for this address do.";
+    "The browser blocks notifications of this page. Allow them in its settings for this address.";
 
 let before = null; // the run and its tone in the previous run bar
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 
 from app.verdict.few_rows import FEWEST_ROWS
 from app.verdict.findings import Tone
+from app.verdict.outcome import CANNOT_TELL
 from engine.runs.summaries.evaluation_figures import AHEAD, LOSS, RIGHT, Figure
 
 ORDER = (RIGHT, AHEAD, LOSS)
 """Figures of the validation rows, what a person wants most first."""
-YES, NO, UNKNOWN = "Yes", "No", "Cannot tell yet"
+YES, NO, UNKNOWN = "Yes", "No", CANNOT_TELL
 MORE_ROWS = "Set a larger “Validation share” in New, or add a benchmark below."
 
 

@@ -131,6 +131,7 @@ def _shown(
     files = files_of(Path(each.path))
     return {
         "path": each.path,
+        "shown_path": str(Path(each.path) / each.file),
         "label": each.label,
         "note": each.note,
         "check": each.check,

@@ -215,14 +215,15 @@ function aboutLogin(hasToken) {
     return [`${what} You are not logged in: run `, el("code", {}, "hf auth login"), "."];
 }
 
-function exportNode(run, { path, label, note, check, is_other, files }) {
-    const code = el("code", {}, path);
+// shownPath: that of a single file leads to the file.
+function exportNode(run, { path, shown_path: shownPath, label, note, check, is_other, files }) {
+    const code = el("code", {}, shownPath);
     const button = el(
         "button",
         {
             type: "button",
             class: "rs-small",
-            "aria-label": `Copy path: ${path}`,
+            "aria-label": `Copy path: ${shownPath}`,
             click: () => copyText(button, code),
         },
         "Copy path",

@@ -65,6 +65,9 @@ def result(
     has_weights = step is not None and state != "discarded"
     best = best_of(snapshot)
     numbers = facts(snapshot, step, best) if has_weights else []
+    if any(number["label"] == "Validation loss" for number in numbers):
+        # One pair of losses is enough here: the chart below has the other.
+        numbers = [number for number in numbers if number["label"] != "Training loss"]
     title, first = _title(snapshot, state, numbers, judged)
     told = [text for text in _told(snapshot, state, saved, judged) if text != f"{title}."]
     if step is not None and has_weights:

@@ -422,6 +422,7 @@ def test_an_export_to_another_folder_is_known_and_used(session):
         "GGUF file, Q8_0, step 7",
         "Folder, bfloat16, step 7",
     )
+    assert file["shown_path"] == str(target / noted.file) and other["shown_path"] == other["path"]
     assert "no TEMPLATE: it has none." in file["template"] and "is gone" in other["template"]
     assert "lms import" in str(file["uses"]) and "vllm serve" in str(other["uses"])
 
