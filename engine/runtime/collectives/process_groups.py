@@ -19,10 +19,11 @@ many bytes as sums in fp32: every rank sends each shard to its owner, which adds
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import distributed
@@ -34,6 +35,10 @@ from engine.runtime.collectives.rank import RankInfo
 PATIENT_DAYS = 365
 """Days that a collective may take. Whether the other ranks still live is watched elsewhere
 (`engine.runtime.distributed`), since a rank may wait for hours while a run is paused.
+"""
+LOOK = timedelta(seconds=2)
+"""Time after which a collective of gloo that waits looks whether it was aborted: the end of a
+connection may escape gloo, which would wait for as long as a collective may take.
 """
 CHUNK_NUMEL = 1 << 22
 """Number of elements of the chunks in which gradients of several nodes are added, which bounds the
@@ -103,6 +108,8 @@ class ProcessGroupCollectives:
         self._other_nodes: distributed.ProcessGroup | None
         self._streams = Streams()
         self._is_aborted = False
+        self._is_given_up = False
+        """Whether a collective was left to wait in gloo."""
         if everyone is not None:
             self._all = self._own_node = everyone
             self._other_nodes = None
@@ -156,11 +163,41 @@ class ProcessGroupCollectives:
             # NCCL would wait until they leave too, which a process that torchrun has started does
             # when it ends: after this one has let go.
             self.abort()
+        if self._is_given_up:
+            # The group would wait for its collective when it is freed, so it never is.
+            for group in {self._all, self._own_node, self._other_nodes}:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
         self._streams.close()
 
-    def all_gather(self, whole: torch.Tensor) -> None:
+    def _reach(
+        self,
+        collective: Callable[..., Any],
+        *given: Any,
+        group: distributed.ProcessGroup | None,
+    ) -> None:
+        """Calls a function of `torch.distributed`. Raises CollectiveError, also soon after `abort`
+        if gloo would go on waiting.
+        """
         with reaching_others():
-            distributed.all_gather_into_tensor(whole, self._own(whole), self._own_node)
+            if self._adds_on_the_way:
+                collective(*given, group=group)
+                return
+            work = collective(*given, group=group, async_op=True)
+            while True:
+                try:
+                    work.wait(LOOK)
+                    return
+                except RuntimeError:
+                    if work.is_completed():
+                        raise
+                    if self._is_aborted:
+                        self._is_given_up = True
+                        raise
+
+    def all_gather(self, whole: torch.Tensor) -> None:
+        self._reach(
+            distributed.all_gather_into_tensor, whole, self._own(whole), group=self._own_node
+        )
 
     def reduce_scatter(self, gradients: torch.Tensor) -> None:
         own = self._own(gradients)
@@ -169,8 +206,7 @@ class ProcessGroupCollectives:
         self._add_of_nodes(own)
 
     def add_gradients(self, gradients: torch.Tensor, room: torch.Tensor, own: torch.Tensor) -> None:
-        with reaching_others():
-            distributed.all_to_all_single(room, gradients, group=self._own_node)
+        self._reach(distributed.all_to_all_single, room, gradients, group=self._own_node)
         shards = room.view(self.place.local_world_size, -1)
         if self._adds_on_the_way:
             torch.sum(shards, dim=0, dtype=own.dtype, out=own)  # one kernel on a GPU
@@ -183,31 +219,42 @@ class ProcessGroupCollectives:
         if self._other_nodes is None:
             return
         if self._adds_on_the_way:
-            with reaching_others():
-                distributed.all_reduce(own, group=self._other_nodes)
+            self._reach(distributed.all_reduce, own, group=self._other_nodes)
             return
         for chunk in own.split(CHUNK_NUMEL):
             chunk.copy_(self.all_reduce_nodes(chunk))
 
     def _add_on_node(self, gradients: torch.Tensor, own: torch.Tensor) -> None:
         if self._adds_on_the_way:
-            with reaching_others():
-                distributed.reduce_scatter_tensor(own, gradients, group=self._own_node)
+            self._reach(distributed.reduce_scatter_tensor, own, gradients, group=self._own_node)
             return
         shards = torch.empty_like(gradients)
-        with reaching_others():
-            distributed.all_to_all_single(shards, gradients, group=self._own_node)
+        self._reach(distributed.all_to_all_single, shards, gradients, group=self._own_node)
         _add_in_order(shards.view(self.place.local_world_size, -1), own)
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
-        return _sum(values, self.place.local_world_size, self._own_node)
+        return self._sum(values, self.place.local_world_size, self._own_node)
 
     def all_reduce_nodes(self, values: torch.Tensor) -> torch.Tensor:
-        return _sum(values, self.place.nodes, self._other_nodes)
+        return self._sum(values, self.place.nodes, self._other_nodes)
 
     def broadcast(self, chunk: torch.Tensor) -> None:
-        with reaching_others():
-            distributed.broadcast(chunk, 0, group=self._all)
+        self._reach(distributed.broadcast, chunk, 0, group=self._all)
+
+    def _sum(
+        self, values: torch.Tensor, ranks: int, group: distributed.ProcessGroup | None
+    ) -> torch.Tensor:
+        """Returns the sum of the `values` of the ranks of a group, added in their order."""
+        if ranks == 1:
+            return values.clone()
+        everyone = values.new_empty(ranks, values.numel())
+        self._reach(
+            distributed.all_gather_into_tensor, everyone.view(-1), values.reshape(-1), group=group
+        )
+        total = everyone[0].clone()
+        for other in everyone[1:]:
+            total += other
+        return total.view(values.shape)
 
     def _own(self, whole: torch.Tensor) -> torch.Tensor:
         """Returns the elements of this rank."""
@@ -228,16 +275,3 @@ def _add_in_order(shards: torch.Tensor, total: torch.Tensor) -> None:
     total.copy_(first)
     for shard in others:
         total.add_(shard)
-
-
-def _sum(values: torch.Tensor, ranks: int, group: distributed.ProcessGroup | None) -> torch.Tensor:
-    """Returns the sum of the `values` of the ranks of a group, added in their order."""
-    if ranks == 1:
-        return values.clone()
-    everyone = values.new_empty(ranks, values.numel())
-    with reaching_others():
-        distributed.all_gather_into_tensor(everyone.view(-1), values.reshape(-1), group)
-    total = everyone[0].clone()
-    for other in everyone[1:]:
-        total += other
-    return total.view(values.shape)

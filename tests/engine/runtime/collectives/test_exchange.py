@@ -4,11 +4,15 @@ tests of ranks use.
 
 from __future__ import annotations
 
+import threading
+import time
+from datetime import timedelta
+
 import pytest
 import torch
 
 from engine.runtime.collectives import process_groups as exchange_room
-from engine.runtime.collectives.process_groups import Collectives
+from engine.runtime.collectives.process_groups import CollectiveError, Collectives
 from engine.runtime.collectives.rank import RankInfo
 from tests.support.group_ranks import in_processes
 from tests.support.ranks import added, on_ranks
@@ -150,3 +154,22 @@ def test_sums_are_added_in_the_order_of_ranks_and_then_of_nodes(both):
         # Such numbers tell an order from another one.
         assert first.world_size == 4 or not torch.equal(backwards, total)
         assert first.world_size == 3 or not torch.equal(in_one_row, total)
+
+
+def _without_rank_1(collectives):
+    """Rank 1 lives and does not come, as one that is gone where gloo has not noticed."""
+    if collectives.place.rank:
+        time.sleep(2)
+        return 0.0
+    exchange_room.LOOK = timedelta(seconds=0.2)
+    threading.Timer(0.3, collectives.abort).start()
+    began = time.monotonic()
+    with pytest.raises(CollectiveError):
+        collectives.reduce_scatter(torch.ones(2, 4))
+    collectives.close()
+    return time.monotonic() - began
+
+
+def test_an_aborted_collective_ends_though_the_other_rank_lives(tmp_path):
+    waited, _ = in_processes(2, _without_rank_1, tmp_path)
+    assert 0.3 <= waited < 1.5
