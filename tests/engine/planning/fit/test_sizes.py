@@ -269,6 +269,7 @@ def test_a_shape_from_a_config_file_alone(tmp_path):
         source=str(tmp_path),
         units=shape.units,
         attention=dataclasses.replace(big_shape().attention, implementation=DOCUMENTS),
+        cache_numel=28 * 2 * 4 * 128,  # keys and values of 4 heads
     )
     assert shape_from_source(ModelConfig(source=str(tmp_path))) is shape
 
