@@ -237,9 +237,9 @@ function exportNode(run, { path, shown_path: shownPath, label, note, check, is_o
 
 // One click takes all files; each of them alone is a click further.
 function downloads(run, folder, files) {
-    const root = `/api/runs/${encodeURIComponent(run)}`;
+    const id = encodeURIComponent(run);
     const links = files.map(({ name, bytes }) => {
-        const href = `${root}/file?${new URLSearchParams({ folder, name })}`;
+        const href = `/api/runs/${id}/file?${new URLSearchParams({ folder, name })}`;
         const link = el("a", { href, download: name }, name);
         return el("li", {}, link, el("small", {}, inBytes(bytes)));
     });
@@ -248,7 +248,7 @@ function downloads(run, folder, files) {
         const href = links[0].querySelector("a").href;
         return el("a", { href, download: files[0].name, class: "rs-button" }, `Download (${all})`);
     }
-    const href = `${root}/archive?${new URLSearchParams({ folder })}`;
+    const href = `/api/runs/${id}/archive?${new URLSearchParams({ folder })}`;
     return el(
         "div",
         { class: "rs-downloads" },
