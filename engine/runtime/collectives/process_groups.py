@@ -36,8 +36,8 @@ PATIENT_DAYS = 365
 """Days that a collective may take. Whether the other ranks still live is watched elsewhere
 (`engine.runtime.distributed`), since a rank may wait for hours while a run is paused.
 """
-LOOK = timedelta(seconds=2)
-"""Time after which a collective of gloo that waits looks whether it was aborted: the end of a
+LOOK_SECONDS = 2.0
+"""Seconds after which a collective of gloo that waits looks whether it was aborted: the end of a
 connection may escape gloo, which would wait for as long as a collective may take.
 """
 CHUNK_NUMEL = 1 << 22
@@ -185,7 +185,7 @@ class ProcessGroupCollectives:
             work = collective(*given, group=group, async_op=True)
             while True:
                 try:
-                    work.wait(LOOK)
+                    work.wait(timedelta(seconds=LOOK_SECONDS))
                     return
                 except RuntimeError:
                     if work.is_completed():

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import threading
 import time
-from datetime import timedelta
 
 import pytest
 import torch
@@ -161,7 +160,7 @@ def _without_rank_1(collectives):
     if collectives.place.rank:
         time.sleep(2)
         return 0.0
-    exchange_room.LOOK = timedelta(seconds=0.2)
+    exchange_room.LOOK_SECONDS = 0.2
     threading.Timer(0.3, collectives.abort).start()
     began = time.monotonic()
     with pytest.raises(CollectiveError):
