@@ -150,7 +150,9 @@ def test_data_that_cannot_train_get_no_green_verdict_and_no_start(page, tmp_path
     path.write_text((ROOT / "assets/starter.jsonl").read_text())
     page.locator("#field-data-source :is(input, textarea)").press("Enter")
     expect(page.locator("#start")).to_be_enabled()
-    expect(panel).to_have_attribute("data-tone", "good")
+    # The model of the example is told that it was made for other data.
+    expect(panel).to_have_attribute("data-tone", "warn")
+    expect(panel.locator("h3")).to_have_text("Fits, with 1 warning")
 
 
 def test_the_verdict_leads_to_a_setting_in_the_folded_section(page):
