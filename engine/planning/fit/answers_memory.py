@@ -13,9 +13,9 @@ from engine.planning.fit.requirements import FitStatus, Requirements
 from engine.planning.fit.sampling_memory import (
     CacheCost,
     CacheRoom,
-    bytes_of_pass,
     cache_room,
     host_cache_room,
+    pass_bytes,
     shared_bytes,
 )
 from engine.text import counted
@@ -121,7 +121,7 @@ def _room(requirements: Requirements, free: int, cost: CacheCost) -> CacheRoom:
         return host_cache_room(free)
     shape = requirements.shape
     widest = max(unit.widest for unit in shape.blocks)
-    of_pass = bytes_of_pass(shape.hidden_size, widest, shape.vocab_size, shape.item_bytes)
+    of_pass = pass_bytes(shape.hidden_size, widest, shape.vocab_size, shape.item_bytes)
     return cache_room(free, cost.per_token, of_pass)
 
 

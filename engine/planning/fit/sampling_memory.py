@@ -81,7 +81,7 @@ class CacheRoom(NamedTuple):
         return wanted if shared_bytes(cost, wanted, tokens) <= self.budget else rows
 
 
-def pass_bytes(config: Any, item: int) -> PassBytes:
+def pass_bytes_of_config(config: Any, item: int) -> PassBytes:
     """Returns the memory of a pass of a model with this text config and numbers of `item` bytes:
     hidden states in two precisions, queries, keys, values and the widest products of a block.
     """
@@ -89,10 +89,10 @@ def pass_bytes(config: Any, item: int) -> PassBytes:
     experts = getattr(config, "num_experts_per_tok", None)
     if experts:
         width = max(width, experts * (getattr(config, "moe_intermediate_size", None) or width))
-    return bytes_of_pass(config.hidden_size, width, config.vocab_size, item)
+    return pass_bytes(config.hidden_size, width, config.vocab_size, item)
 
 
-def bytes_of_pass(hidden: int, width: int, vocabulary: int, item: int) -> PassBytes:
+def pass_bytes(hidden: int, width: int, vocabulary: int, item: int) -> PassBytes:
     """Returns the same for hidden states of `hidden` numbers and a widest product of `width`."""
     per_token = item * (3 * width + 8 * hidden) + 2 * 4 * hidden
     return PassBytes(per_token, 2 * 4 * MOST_ROWS * vocabulary)

@@ -26,7 +26,7 @@ from engine.planning.fit.sampling_memory import (
     CacheRoom,
     cache_room,
     host_cache_room,
-    pass_bytes,
+    pass_bytes_of_config,
 )
 from engine.runtime.device.graph_recorder import Recorder
 from engine.runtime.sampling.answers import AnswerLimits, Found, Row, SampledToken
@@ -204,7 +204,7 @@ class Sampler:
             return host_cache_room(free)
         text = self.engine.model.config.get_text_config()
         item = torch.finfo(getattr(torch, self.engine.model.dtype)).bits // 8
-        return cache_room(free, cost.per_token, pass_bytes(text, item))
+        return cache_room(free, cost.per_token, pass_bytes_of_config(text, item))
 
     def generate(
         self,

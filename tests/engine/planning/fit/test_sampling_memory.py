@@ -6,7 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.planning.fit.sampling_memory import PASS_TOKENS, blocks_kept, cache_room, pass_bytes
+from engine.planning.fit.sampling_memory import (
+    PASS_TOKENS,
+    blocks_kept,
+    cache_room,
+    pass_bytes_of_config,
+)
 
 GIB = 2**30
 QWEN_7B = SimpleNamespace(hidden_size=3584, intermediate_size=18944, vocab_size=152064)
@@ -34,7 +39,7 @@ def test_blocks_stay_where_that_answers_faster(free, many_rows, kept):
 
 
 def test_a_pass_and_the_caches_share_what_is_free():
-    of_pass = pass_bytes(QWEN_7B, 2)
+    of_pass = pass_bytes_of_config(QWEN_7B, 2)
     token = 57344
     for free in (4 * GIB, 8 * GIB, 100 * GIB):
         room = cache_room(free, token, of_pass)
@@ -44,7 +49,11 @@ def test_a_pass_and_the_caches_share_what_is_free():
 
 
 def test_experts_that_work_together_count_together():
-    alone = pass_bytes(SimpleNamespace(**{**vars(MIXTURE), "num_experts_per_tok": None}), 2)
+    alone = pass_bytes_of_config(
+        SimpleNamespace(**{**vars(MIXTURE), "num_experts_per_tok": None}), 2
+    )
     wide = SimpleNamespace(**{**vars(MIXTURE), "num_experts_per_tok": 16})
-    assert pass_bytes(MIXTURE, 2) == alone  # 8 experts of 768 are as wide as the dense 6144
-    assert pass_bytes(wide, 2).per_token - alone.per_token == 2 * 3 * 6144
+    assert (
+        pass_bytes_of_config(MIXTURE, 2) == alone
+    )  # 8 experts of 768 are as wide as the dense 6144
+    assert pass_bytes_of_config(wide, 2).per_token - alone.per_token == 2 * 3 * 6144
