@@ -49,11 +49,8 @@ def test_a_pass_and_the_caches_share_what_is_free():
 
 
 def test_experts_that_work_together_count_together():
-    alone = pass_bytes_of_config(
-        SimpleNamespace(**{**vars(MIXTURE), "num_experts_per_tok": None}), 2
-    )
+    dense = SimpleNamespace(**{**vars(MIXTURE), "num_experts_per_tok": None})
     wide = SimpleNamespace(**{**vars(MIXTURE), "num_experts_per_tok": 16})
-    assert (
-        pass_bytes_of_config(MIXTURE, 2) == alone
-    )  # 8 experts of 768 are as wide as the dense 6144
-    assert pass_bytes_of_config(wide, 2).per_token - alone.per_token == 2 * 3 * 6144
+    of_mixture = pass_bytes_of_config(MIXTURE, 2)
+    assert of_mixture == pass_bytes_of_config(dense, 2)  # 8 experts of 768 are as wide as 6144
+    assert pass_bytes_of_config(wide, 2).per_token - of_mixture.per_token == 2 * 3 * 6144
