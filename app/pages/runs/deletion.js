@@ -2,33 +2,27 @@
 // freed.
 
 import { inBytes } from "../../shared/bytes.js";
-import { el, field, send } from "../../shared/dom.js";
+import { el, send } from "../../shared/dom.js";
 import { dayText } from "../../shared/moments.js";
 
 const NAMED = 12; // number of runs that the dialog names, at most
 
 export class Deletion {
-    // deleted(ids) is called with the runs that are gone.
-    constructor(root, deleted) {
-        this.root = root;
+    // place: the element that the dialog belongs to. deleted(ids) is called with the runs that are
+    // gone.
+    constructor(place, deleted) {
+        this.place = place;
         this.deleted = deleted;
-        this.dialog = root.querySelector('[data-part="delete"]');
     }
 
     // Returns a promise: whether a person agreed.
     ask(runs) {
-        const { dialog } = this;
-        const one = runs.length === 1;
-        field(this.root, "delete-name").textContent = one ? runs[0].name : `${runs.length} runs`;
-        field(this.root, "delete-size").textContent = sizeOf(runs);
-        field(this.root, "delete-exports").textContent = exportsOf(runs);
-        const named = runs.slice(0, NAMED).map((run) => el("li", { title: run.id }, ...about(run)));
-        if (runs.length > NAMED) named.push(el("li", {}, `and ${runs.length - NAMED} more`));
-        dialog.querySelector('[data-part="delete-runs"]').replaceChildren(...named);
-        dialog.returnValue = "keep";
+        const dialog = dialogAbout(runs);
+        this.place.append(dialog);
         return new Promise((resolve) => {
-            dialog.addEventListener("close", () => resolve(dialog.returnValue === "delete"), {
-                once: true,
+            dialog.addEventListener("close", () => {
+                dialog.remove();
+                resolve(dialog.returnValue === "delete");
             });
             dialog.showModal();
         });
@@ -49,6 +43,28 @@ export class Deletion {
         await this.deleted(gone);
         if (refusal) throw refusal;
     }
+}
+
+function dialogAbout(runs) {
+    const title = `Delete ${runs.length === 1 ? runs[0].name : `${runs.length} runs`}?`;
+    const named = runs.slice(0, NAMED).map((run) => el("li", { title: run.id }, ...about(run)));
+    if (runs.length > NAMED) named.push(el("li", {}, `and ${runs.length - NAMED} more`));
+    const lost = `Curves, logs and checkpoints${sizeOf(runs)} are deleted for good.`;
+    const kept = "Models that you exported to other folders stay.";
+    const whatToDo = el(
+        "form",
+        { method: "dialog" },
+        el("button", { value: "keep", autofocus: "" }, "Cancel"),
+        el("button", { value: "delete", class: "rs-danger" }, "Delete"),
+    );
+    return el(
+        "dialog",
+        { class: "rs-dialog", "data-part": "delete", "aria-label": title },
+        el("h2", {}, title),
+        el("ul", {}, ...named),
+        el("p", {}, [lost, exportsOf(runs), kept].filter(Boolean).join(" ")),
+        whatToDo,
+    );
 }
 
 function about(run) {

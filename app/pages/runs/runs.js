@@ -35,7 +35,8 @@ export class RunList {
         this.turn = 0; // counts requests; only the newest one counts
         this.readAt = Number.NEGATIVE_INFINITY;
         this.queue = new QueueList(element, changed);
-        this.deletion = new Deletion(element, (ids) => this.deleted(ids));
+        const place = element.querySelector(".rs-runs");
+        this.deletion = new Deletion(place, (ids) => this.deleted(ids));
         this.marks = new Marks(() => {
             this.comparison.setBaseline(this.marks.baseline);
             this.rows.clear(); // all are drawn anew
@@ -47,8 +48,8 @@ export class RunList {
             (ids) => this.compared(ids),
             this.marks.baseline,
         );
-        this.menu = new Menu(element.querySelector(".rs-runs"));
-        this.rename = new RenameDialog(element.querySelector(".rs-runs"), renamed);
+        this.menu = new Menu(place);
+        this.rename = new RenameDialog(place, renamed);
         this.columns = new Columns(element, (isSorted) => {
             this.rows.clear();
             if (isSorted) this.ask();
