@@ -35,6 +35,22 @@ serve(Address(port=int(sys.argv[1])), runs_dir=sys.argv[2], open_browser=False)
 """
 
 
+# How far the bar stood at most from the percentage that was told, over two changes of it.
+BAR_BEHIND = """bar => new Promise((resolve) => {
+    const told = new Set();
+    let most = 0;
+    const look = () => {
+        if (told.size === 3 || !bar.hasAttribute('aria-valuenow')) return resolve(most);
+        told.add(bar.ariaValueNow);
+        const drawn = bar.firstElementChild.getBoundingClientRect().width;
+        const share = 100 * drawn / bar.getBoundingClientRect().width;
+        most = Math.max(most, Math.abs(share - bar.ariaValueNow));
+        requestAnimationFrame(look);
+    };
+    look();
+})"""
+
+
 class SlowServer(Server):
     @property
     def command(self) -> list[str]:
@@ -99,6 +115,9 @@ def test_an_export_is_cancelled_where_it_was_started_and_from_another_page(conte
     expect(bar).to_have_attribute("aria-valuenow", re.compile(r"^\d+$"))
     expect(card).to_contain_text(re.compile(r"Reading the checkpoint · .+ of .+iB · about .+ left"))
     expect(page.locator(".rs-jobs > li")).to_be_hidden()
+    # What the bar shows is what is said beside it, at every moment.
+    page.emulate_media(reduced_motion="no-preference")
+    assert bar.evaluate(BAR_BEHIND) <= 1
     card.get_by_role("button", name="Cancel").press("Enter")
     expect(page.locator("[data-field=export-caption]")).to_have_text(
         "The export of Tiny was cancelled."
