@@ -57,7 +57,13 @@ def test_the_preference_starter_learns_to_be_polite(blank, server):
     assert after.samples[0]["answer"] == after.samples[0]["expected"]
     ahead = card.locator("dl > div", has_text="Chosen answer ahead")
     expect(ahead).to_contain_text("100 %")
+    # The link leads to the answers, below the bar over the run.
     page.get_by_role("link", name="Over time").click()
+    title = page.get_by_role("heading", name="Sample answers over time")
+    expect(title).to_be_focused()
+    covered = page.locator(".rs-bar").bounding_box()
+    assert title.bounding_box()["y"] >= covered["y"] + covered["height"]
+    expect(title).to_be_in_viewport()
     wait_for_points(page, least=100)
     drawn = "document.querySelector('[data-figure=preference]').data.map(t => t.name)"
     names = page.evaluate(drawn)

@@ -9,6 +9,7 @@ export class SamplePrompts {
         this.card = card;
         this.value = { steps: [], rows: [] };
         this.follows = true; // the newest step is shown until another one is chosen
+        this.heading = card.querySelector("h3");
         this.at = card.querySelector("input");
         this.at.addEventListener("input", () => {
             this.follows = Number(this.at.value) === this.value.steps.length - 1;
@@ -24,6 +25,12 @@ export class SamplePrompts {
         this.at.max = last;
         if (this.follows || Number(this.at.value) > last) this.at.value = last;
         this.draw();
+    }
+
+    // Brings the answers into sight: they are below the curves.
+    lead() {
+        this.heading.focus({ preventScroll: true });
+        this.heading.scrollIntoView({ block: "start" });
     }
 
     draw() {

@@ -60,7 +60,10 @@ export class RunPage {
         );
         this.part("log-scale").addEventListener("click", () => this.toggleLog());
         followLinks(this.root, "a[data-page]", ({ dataset }) => this.go({ page: dataset.page }));
-        followLinks(this.root, "a[data-view]", ({ dataset }) => this.go({ view: dataset.view }));
+        followLinks(this.root, "a[data-view]", ({ dataset }) => {
+            this.go({ view: dataset.view });
+            if (dataset.part === "answers-over-time") this.prompts.lead();
+        });
     }
 
     // -------------------------------------------------------------- which view
