@@ -80,6 +80,33 @@ def test_every_way_of_decoding_gives_the_same_answers(family, dtype):
     run.close()
 
 
+def test_steps_are_recorded_again_whenever_the_cache_has_grown():
+    """A server's requests come one after another. A step that is not recorded takes many times as
+    long.
+    """
+    run = streamed(
+        plain_model(tiny_config("qwen3")).eval(),
+        PlanChoices().changed(blocks_kept_in_slots=3),
+        backend=CudaBackend(),
+    )
+    expected = run.sampler.generate(PROMPTS * 3, AnswerLimits(30, set()))
+    found: dict[int, list[int]] = {}
+    with run.sampler.decoding() as decoding:
+        kept = []
+        for prompt in PROMPTS * 3:
+            decoding.add(prompt, AnswerLimits(30, set()))
+            for _ in range(4):
+                for each in decoding.step():
+                    found.setdefault(each.row, []).append(each.token)
+            kept.append(len(decoding._decoder._recordings))
+        assert all(kept), kept
+        while not decoding.is_idle:
+            for each in decoding.step():
+                found.setdefault(each.row, []).append(each.token)
+    assert [found[row] for row in range(len(expected))] == expected
+    run.close()
+
+
 def test_nothing_is_left_on_the_device():
     run = streamed(
         plain_model(tiny_config("qwen3")).eval(),

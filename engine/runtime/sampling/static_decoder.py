@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -210,10 +210,11 @@ class StaticDecoder:
     def _begin(self, ahead: int) -> _Step:
         """Begins a step of all rows in the cache, from its recording if there is one."""
         key = self._key(ahead)
-        recording = self._recordings.get(key)
-        if recording is None or not self._engine.passes.is_held:
+        recording = None
+        if self._engine.passes.is_held:
+            recording = self._recordings.get(key) or self._record(key)
+        if recording is None:
             self._run(key)
-            return self._sent(key, None)
         return self._sent(key, recording)
 
     def _sent(self, key: _Key, recording: RecordedPass | None) -> _Step:
@@ -238,33 +239,51 @@ class StaticDecoder:
         return _Step(dict(self._places), drawn, top, ticket, recording is not None)
 
     def _run(self, key: _Key) -> None:
-        """Runs a step as it is. Records it for the next time where that can be done."""
-        cache, lines = self._cache, self._lines
-        assert cache is not None and lines is not None  # rows have places there
-        at, tokens = lines.at[: key.rows], lines.tokens[: key.rows]
-        cache.enter(at, key.positions)
-        logits = self._engine.next_logits(tokens, at, cache.of_model)
+        """Runs a step as it is."""
+        at, tokens, then = self._inputs(key)
+        assert self._cache is not None  # rows have places there
+        then(self._engine.next_logits(tokens, at, self._cache.of_model))
 
-        def then(logits: torch.Tensor) -> None:
-            lines.take(lines.drawing.draw(logits, key.ordered, key.top))
-
-        then(logits)
+    def _record(self, key: _Key) -> RecordedPass | None:
+        """Records a kind of step, and runs nothing. Returns None for one that has not run yet: what
+        has run once has allocated and compiled what it needs.
+        """
         if self._recorder is None or not self._can_record:
-            return
+            return None
         if key not in self._seen:
-            self._seen.add(key)  # what has run once has allocated and compiled what it needs
-            return
+            self._seen.add(key)
+            return None
         if len(self._recordings) >= _MOST_RECORDINGS:
-            return
-        cache.enter(at, key.positions)
+            return None
+        at, tokens, then = self._inputs(key)
+        assert self._cache is not None  # rows have places there
         try:
-            recording = self._engine.record_next(self._recorder, tokens, at, cache.of_model, then)
+            recording = self._engine.record_next(
+                self._recorder, tokens, at, self._cache.of_model, then
+            )
         except Exception:  # noqa: BLE001  what cannot be recorded runs as it is
             recording = None
         if recording is None:
             self._can_record = False
         else:
             self._recordings[key] = recording
+        return recording
+
+    def _inputs(
+        self, key: _Key
+    ) -> tuple[torch.Tensor, torch.Tensor, Callable[[torch.Tensor], None]]:
+        """Returns the positions and the tokens of a step's rows, both int64 [rows], and what is to
+        be done with its logits. The cache is ready for the step.
+        """
+        cache, lines = self._cache, self._lines
+        assert cache is not None and lines is not None  # rows have places there
+        at, tokens = lines.at[: key.rows], lines.tokens[: key.rows]
+        cache.enter(at, key.positions)
+
+        def then(logits: torch.Tensor) -> None:
+            lines.take(lines.drawing.draw(logits, key.ordered, key.top))
+
+        return at, tokens, then
 
     def _read(self, step: _Step) -> Found:
         """Returns what a step has drawn, once it is there, for the rows that still go on."""
@@ -418,16 +437,17 @@ class StaticDecoder:
     def close(self) -> None:
         """Frees the cache and the recordings."""
         self._begun = None
-        self._forget_recordings()
         self._places.clear()
         self._fresh.clear()
         self._left.clear()
         self._cache = self._lines = None
-        if self._recorder is not None:
-            self._recorder.clear()
+        self._forget_recordings()
 
     def _forget_recordings(self) -> None:
-        if self._recorder is not None:
-            self._recorder.wait()  # none may be running
-        self._recordings.clear()
         self._seen.clear()
+        if self._recorder is None:
+            return
+        self._recorder.wait()  # none may be running
+        self._recordings.clear()
+        # A recorder cannot record in memory whose recordings are all gone, unless it is told.
+        self._recorder.clear()
