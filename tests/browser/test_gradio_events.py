@@ -1,5 +1,5 @@
-"""Events of Gradio's: over a connection that breaks they are carried to their answers; a stream
-that Gradio itself ends is let go.
+"""Events of Gradio's: over a connection that breaks, and a stream that the server ends, they are
+carried to their answers; a stream that Gradio itself ends is let go.
 """
 
 from __future__ import annotations
@@ -76,6 +76,66 @@ def test_an_event_outlives_the_connection_that_it_came_over(plain):
         "POST run/predict start",
     ]
     assert found["refused"][0] == 503 and "nothing was started" in found["refused"][1]
+
+
+# The server has answered all events that it knows of and ends the stream, while the next event has
+# just been taken, is on its way, or is answered before the page hears that it was taken.
+ENDED = """async (next) => {
+  const {carryGradio} = await import('/ramstream/pages/frame/gradio.js');
+  const {Connection} = await import('/ramstream/pages/frame/connection.js');
+  const encoder = new TextEncoder();
+  const soon = () => new Promise((resolve) => setTimeout(resolve, 10));
+  const streams = ['a', 'b'].map((id) => [
+    {msg: 'process_completed', event_id: id}, {msg: 'close_stream'}]);
+  let joins = 0, opened = 0, isKnown, isTold;
+  const known = new Promise((resolve) => { isKnown = resolve; });
+  const told = new Promise((resolve) => { isTold = resolve; });
+  const taken = async () => {
+    joins += 1;
+    if (joins === 1) return 'a';
+    if (next !== 'taken') await soon().then(soon).then(soon);
+    isKnown();
+    if (next === 'answered') await soon().then(soon).then(soon);
+    isTold();
+    return 'b';
+  };
+  const messages = (given, number) => new ReadableStream({async pull(pipe) {
+    if (number === 2) await (given.length === 2 ? known : told);
+    await soon();
+    if (!given.length) pipe.close();
+    else pipe.enqueue(encoder.encode(`data: ${JSON.stringify(given.shift())}\\n\\n`));
+  }}, {highWaterMark: 0});
+  window.fetch = async (address) => {
+    if (address.endsWith('/queue/join'))
+      return new Response(JSON.stringify({event_id: await taken()}));
+    opened += 1;
+    return new Response(messages(streams.shift() ?? [{msg: 'opened once too often'}], opened));
+  };
+  carryGradio(new Connection(() => {}));
+  const join = () => fetch('/gradio_api/queue/join', {method: 'POST', body: 'preview'});
+  await join();
+  const reader = (await fetch('/gradio_api/queue/data', {})).body.getReader();
+  const decoder = new TextDecoder();
+  let seen = decoder.decode((await reader.read()).value);
+  const second = join();
+  if (next === 'taken') await second;
+  for (;;) {
+    const {done, value} = await reader.read();
+    if (done) break;
+    seen += decoder.decode(value);
+  }
+  return seen.split('\\n\\n').filter(Boolean)
+    .map((line) => JSON.parse(line.slice('data:'.length)));
+}"""
+
+
+@pytest.mark.parametrize("next_event", ["taken", "on its way", "answered"])
+def test_an_event_that_comes_as_its_stream_ends_is_answered(plain, next_event):
+    assert plain.evaluate(ENDED, next_event) == [
+        {"msg": "process_completed", "event_id": "a"},
+        {"msg": "process_completed", "event_id": "b"},
+        {"msg": "close_stream"},
+    ]
 
 
 # Told that the stream ends, Gradio gives it up, by the signal of its Request, though it has not

@@ -3,7 +3,8 @@
 // meanwhile. With this,
 //
 // - events wait for the server,
-// - events in progress when the connection breaks are requested again, and
+// - events in progress when the connection breaks are requested again,
+// - a stream that the server ends just when another event is requested is opened again, and
 // - requests that start something are refused with a sentence.
 //
 // All our events can safely be repeated.
@@ -27,6 +28,13 @@ class Carrier {
         this.connection = connection;
         this.plain = plain;
         this.asked = new Map(); // the requests of unanswered events, by event id
+        this.answered = new Set(); // ids that were answered before they were known here
+        this.joining = 0; // requests of events on their way
+    }
+
+    // Whether an event waits for its answer.
+    get isWaiting() {
+        return this.joining > 0 || this.asked.size > 0;
     }
 
     fetch(input, init) {
@@ -53,10 +61,15 @@ class Carrier {
 
     // Requests an event, and remembers it until it is answered.
     async join(input, init) {
-        const answer = await this.patiently(input, init);
-        const id = await eventId(answer.clone());
-        if (id) this.asked.set(id, { input, init });
-        return answer;
+        this.joining += 1;
+        try {
+            const answer = await this.patiently(input, init);
+            const id = await eventId(answer.clone());
+            if (id && !this.answered.delete(id)) this.asked.set(id, { input, init });
+            return answer;
+        } finally {
+            this.joining -= 1;
+        }
     }
 
     // Starts something, without repeating the request.
@@ -70,6 +83,10 @@ class Carrier {
                 headers: { "content-type": "application/json" },
             });
         }
+    }
+
+    completed(id) {
+        if (!this.asked.delete(id)) this.answered.add(id);
     }
 
     async events(input, init) {
@@ -116,6 +133,8 @@ class Answers {
             try {
                 const message = await this.messages.next();
                 if (isBroken(message) && this.carrier.asked.size && left > 0) await this.again();
+                // The server did not know of the event yet; Gradio would open no other stream.
+                else if (isLast(message) && this.carrier.isWaiting) await this.open();
                 else {
                     this.pass(stream, message);
                     return;
@@ -144,7 +163,7 @@ class Answers {
 
     encoded(message) {
         const id = this.names.get(message.event_id) ?? message.event_id;
-        if (message.msg === "process_completed") this.carrier.asked.delete(id);
+        if (message.msg === "process_completed") this.carrier.completed(id);
         if (message.msg === "close_stream") this.isClosed = true;
         const known = id === undefined ? message : { ...message, event_id: id };
         return this.encoder.encode(`data: ${JSON.stringify(known)}\n\n`);
@@ -165,6 +184,9 @@ async function eventId(answer) {
 function isBroken({ done, value }) {
     return done || (value.msg === "unexpected_error" && !value.event_id);
 }
+
+// The server ends a stream once it has answered every event that it knows of.
+const isLast = ({ done, value }) => !done && value.msg === "close_stream";
 
 const isGivenUp = (input, init) => Boolean((init.signal ?? input.signal)?.aborted);
 

@@ -265,7 +265,7 @@ class Checker:
         """Returns the `changes` of settings that fit a person's own data, once they can be read."""
         try:
             config = read_config(with_even_rows(shown)[0])
-            found = self._preview(config.model.source, config.read_data)
+            found = self._read_rows(config.model.source, config.read_data)
         except RamstreamError:
             return {"changes": {}}
         if "format" not in found:
@@ -359,7 +359,7 @@ class Checker:
         try:
             # What is wrong with other settings says nothing about the data.
             config = read_config({**default_values(), **given})
-            found = self._preview(config.model.source, config.read_data)
+            found = self._read_rows(config.model.source, config.read_data)
         except ConfigError as error:
             unread = _unread(describe_error(error))
             if not given.get("data.source"):
@@ -375,8 +375,6 @@ class Checker:
         except BaseException as error:  # noqa: BLE001  a library in Rust raises no Exception
             return _unread(unforeseen(error)) | {"given": given}
         if found["finding"] is not None:
-            # The file must be read again once it is corrected.
-            self._preview.cache_clear()
             self._rows.pop(config.data, None)
         return found | {"given": given}
 
@@ -393,13 +391,12 @@ class Checker:
         engine.refuse_out_of_reach(config)
         engine.check_data(config.read_data)
         try:
-            finding = self._preview(config.model.source, config.read_data)["finding"]
+            finding = self._read_rows(config.model.source, config.read_data)["finding"]
         except RamstreamError:
             raise
         except BaseException as error:  # noqa: BLE001  a library in Rust raises no Exception
             raise DataError(unforeseen(error)) from None
         if finding is not None and finding["blocks"]:
-            self._preview.cache_clear()  # the file is read again once it is corrected
             raise DataError(finding["text"])
         return config
 
@@ -462,6 +459,15 @@ class Checker:
             return None
         shape = shape_of_run(config)
         return costs_of(report.chosen, config, machine, shape)
+
+    def _read_rows(self, model: str, data: DataConfig) -> dict[str, Any]:
+        """Returns the preview of the first rows; one with a finding is not kept, since the
+        file is to be read again once it is corrected.
+        """
+        found = self._preview(model, data)
+        if found["finding"] is not None:
+            self._preview.cache_clear()
+        return found
 
     def _preview_now(self, model: str, data: DataConfig) -> dict[str, Any]:
         engine = self._session.engine

@@ -28,7 +28,7 @@ const TYPING_PAUSE = 80; // a letter was typed
 const TIMES_PAUSE = 250; // a fit panel stands, and its suggestions have no times yet
 const AT_ONCE = 20; // something was chosen or pasted
 const TOGETHER = 5; // Gradio has sent the form, which it may do again
-const RETRY = 2000; // the server did not answer
+const RETRY = 2000; // the server did not answer, or failed to
 const LOST = 10000; // what was chosen has not arrived in the form
 const BEHIND = 100; // Gradio has not yet received what the boxes show
 const TIMES_BEHIND = 50; // this many attempts
@@ -407,7 +407,9 @@ async function check(place, form) {
         const keep = Boolean(place.typed);
         fit = await send("/api/check", { tab: tabName(), ...form, keep }, signal);
     } catch (error) {
-        if (error.unreachable && !signal.aborted) place.ask(RETRY);
+        // What is wrong with the form itself is so the next time, too.
+        const passes = error.unreachable || error.status >= 500;
+        if (passes && !signal.aborted) place.ask(RETRY);
         fit = { ...UNCHECKED, reasons: [error.message], why_not: error.message };
     }
     if (signal.aborted) return;

@@ -217,6 +217,7 @@ def test_data_that_a_run_would_refuse_are_read_again_when_they_are_asked_for_aga
     given = shown(model__source="assets/starter-model", data__source=str(rows))
     rows.write_text('{"Frage": "a", "Wohin": "b"}\n' * 3, encoding="utf-8")
     assert checker.preview(given)["mapping"]["refused"]
+    checker.fitting(given)  # reads the same rows
     rows.write_text('{"prompt": "a", "completion": "b"}\n' * 3, encoding="utf-8")
     found = checker.preview(given)
     assert not found["mapping"]["refused"]
