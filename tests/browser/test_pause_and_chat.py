@@ -72,9 +72,11 @@ def test_pause_edit_chat_and_resume_take_four_clicks_and_the_chat_stays(training
     # No weights are left to answer; what was said is, on the page of all runs, too.
     for _ in range(2):
         closed = page.locator(".rs-chat-closed")
-        expect(closed).to_contain_text("Capitals is training.")
+        expect(closed).to_contain_text(
+            "Capitals is training. It needs this machine: pause it to chat, and resume it"
+        )
         expect(turn).to_be_visible()
-        expect(message).to_be_disabled()
+        expect(message).to_be_hidden()
         page.locator(".rs-nav > a[data-page=chat]").click()
     closed.get_by_role("button", name="Pause and chat").click()
     expect(closed).to_be_hidden()

@@ -13,6 +13,8 @@ const FOLDER = ":folder";
 const CURRENT = "current"; // the weights of a paused run
 const SIDES = ["base", "tuned"];
 const NO_WEIGHTS = "No run has saved weights yet. Save a checkpoint, or choose a folder.";
+const TO_PAUSE = "It needs this machine: pause it to chat, and resume it when you are done.";
+const TO_WAIT = "You can chat once it trains.";
 const NONE_SAVED = "This run has saved no weights, so it cannot answer.";
 const PAUSING = "Pausing after this step…";
 const NO_TEMPLATE = "This model has no chat template: it continues your text as it stands.";
@@ -184,15 +186,16 @@ export class Chat {
         }
     }
 
-    // While nobody can answer, the conversation stays, the message box is closed, and one sentence
-    // says why.
+    // While nobody can answer, the conversation stays, a sentence says why and what to do, and the
+    // message box is away unless it holds what a person has begun to write.
     showClosed() {
         const id = this.run ?? this.who.run.value;
         this.lacks = id !== FOLDER && !this.runs.get(id)?.weights.length;
-        const why = this.busy || (this.lacks ? NONE_SAVED : "");
         const box = this.part("closed");
         const hadFocus = box.contains(document.activeElement);
         const { pause } = box.dataset;
+        const busy = this.busy && `${this.busy} ${pause ? TO_PAUSE : TO_WAIT}`;
+        const why = busy || (this.lacks ? NONE_SAVED : "");
         this.part("model").hidden = this.lacks && this.run !== null;
         setText(field(this.root, "closed"), this.pausing ? PAUSING : why);
         box.hidden = !why;
@@ -203,6 +206,7 @@ export class Chat {
         if (this.isClosed && this.refused) this.showError("");
         const isTyping = document.activeElement === this.message;
         this.message.disabled = this.isClosed;
+        this.part("message").hidden = this.isClosed && !this.message.value;
         this.part("send").disabled = this.isClosed || this.working;
         if (this.isClosed && isTyping) this.part("pause").focus();
         if (!this.isClosed && (this.wantsFocus || hadFocus))
@@ -356,7 +360,7 @@ export class Chat {
     showLog() {
         const isShown = this.turns.length > 0 && this.isShown();
         this.part("log").hidden = !isShown;
-        this.part("nothing").hidden = isShown;
+        this.part("nothing").hidden = isShown || this.isClosed;
         this.part("new").disabled = !isShown;
     }
 
