@@ -61,18 +61,21 @@ RECENT = 6
 """Number of runs in the sidebar, besides all that continue."""
 
 
-def recent_runs(runs: Sequence[RunSummary]) -> list[RunSummary]:
-    """Returns the runs of the sidebar: those that continue, then the latest ones. `runs` are all
-    runs, the newest first.
+def recent_runs(runs: Sequence[RunSummary], served_id: str | None) -> list[RunSummary]:
+    """Returns the runs of the sidebar: those that continue, the latest ones, and the one that is
+    served. `runs` are all runs, the newest first.
     """
     going = [run for run in runs if _goes_on(run)]
     over = [run for run in runs if not _goes_on(run)]
-    return [*going, *over[: max(0, RECENT - len(going))]]
+    room = max(0, RECENT - len(going))
+    return [*going, *over[:room], *(run for run in over[room:] if run.id == served_id)]
 
 
-def recent_row(run: RunSummary, scan: RunScan = NOT_SCANNED) -> dict[str, Any]:
-    """Returns the entry of a run in the sidebar. A run that has finished has no word until it is
-    known what came of it, so that its color does not change.
+def recent_row(
+    run: RunSummary, scan: RunScan = NOT_SCANNED, served_id: str | None = None
+) -> dict[str, Any]:
+    """Returns the entry of a run in the sidebar, of which one may be served. A run that has
+    finished has no word until it is known what came of it, so that its color does not change.
     """
     is_awaited = run.state == "finished" and scan is NOT_SCANNED
     return {
@@ -82,6 +85,7 @@ def recent_row(run: RunSummary, scan: RunScan = NOT_SCANNED) -> dict[str, Any]:
         "tone": _tone(run, scan),
         "progress": round(min(1.0, run.step / run.total_steps), 4) if run.total_steps else 0.0,
         "continues": _goes_on(run),
+        "served": run.id == served_id,
     }
 
 

@@ -74,10 +74,10 @@ export class Sidebar {
         }
     }
 
-    show({ runs, queued, served, is_complete }) {
+    show({ runs, queued, is_complete }) {
         if (!is_complete) this.changed(READ_AFTER);
         this.going = runs.filter(({ tone }) => tone === "busy").map(({ id }) => id);
-        const text = JSON.stringify([runs, queued, served]);
+        const text = JSON.stringify([runs, queued]);
         if (text !== this.shown) {
             this.shown = text;
             const going = runs.filter(({ continues }) => continues);
@@ -85,7 +85,6 @@ export class Sidebar {
             this.list.replaceChildren(
                 ...going.map(runEntry),
                 ...queued.map(queuedEntry),
-                ...(served ? [servedEntry(served)] : []),
                 ...over.map(runEntry),
             );
             this.list.hidden = !this.list.children.length;
@@ -133,22 +132,24 @@ function runEntry(run) {
             el("span", { "data-field": "run-name" }, run.name),
             el("small", { "data-field": "run-state" }, stateLabel(run)),
         ),
+        run.served ? servedMark(run) : "",
     );
 }
 
 // Leads to where serving can be stopped.
-function servedEntry({ id, name }) {
+function servedMark({ id, name }) {
     const place = { page: "run", view: "export", run: id, step: null };
     return el(
-        "li",
-        {},
-        el(
-            "a",
-            { href: addressOf(place), "data-run": id, "data-view": "export", "data-tone": "busy" },
-            el("i", { class: "rs-dot", "aria-hidden": "true" }),
-            el("span", {}, name),
-            el("small", {}, "Served to programs"),
-        ),
+        "a",
+        {
+            class: "rs-served",
+            href: addressOf(place),
+            "data-run": id,
+            "data-view": "export",
+            title: "Other programs can use this model. Stop it in Export.",
+            "aria-label": `Served: ${name}`,
+        },
+        "Served",
     );
 }
 

@@ -3,8 +3,8 @@
 GET  /api/runs?search=WORDS&state=STATE&tag=TAG&sort=ORDER&limit=COUNT
     The runs that are asked for, what can be asked for, and the queue.
 GET  /api/recent
-    The runs of the sidebar: those under way, and the latest ones; the queue, and the run that is
-    served to other programs.
+    The runs of the sidebar: those under way, the latest ones, and the one that is served to other
+    programs; and the queue.
 """
 
 from __future__ import annotations
@@ -58,21 +58,13 @@ class _ListAnswers:
         return {"runs": rows} | counts | choices(to_show.every)
 
     async def recent(self, _: Request) -> Response:
-        runs = recent_runs(await asyncio.to_thread(self._session.runs))
+        served = self._session.served_id
+        runs = recent_runs(await asyncio.to_thread(self._session.runs), served)
         scans, is_complete = await asyncio.to_thread(self._session.scans, runs)
-        rows = [recent_row(run, scans.get(run.id, NOT_SCANNED)) for run in runs]
+        rows = [recent_row(run, scans.get(run.id, NOT_SCANNED), served) for run in runs]
         queue = await asyncio.to_thread(queue_rows, self._session.queue)
         queued = [{"name": row["name"], "problem": row["problem"]} for row in queue["rows"]]
-        served = await asyncio.to_thread(self._served)
-        return JSONResponse(
-            {"runs": rows, "queued": queued, "served": served, "is_complete": is_complete}
-        )
-
-    def _served(self) -> dict[str, str] | None:
-        run_id = self._session.served_id
-        if run_id is None:
-            return None
-        return {"id": run_id, "name": self._session.name_of_run(run_id)}
+        return JSONResponse({"runs": rows, "queued": queued, "is_complete": is_complete})
 
 
 def _asked(request: Request) -> Asked:
