@@ -19,6 +19,8 @@ export class Hardware {
         this.fillForm = fillForm;
         this.stale = true;
         this.reading = false;
+        this.isAfresh = false; // whether the table is to follow the memory that is free now
+        this.basis = ""; // what the column of this machine was computed from
         this.settings = null;
         this.wanted = null; // the model whose machines are asked for before the page was read
         this.following = false; // whether a measurement is in progress
@@ -41,7 +43,10 @@ export class Hardware {
 
     listen() {
         const on = (name, event, act) => this.part(name).addEventListener(event, act);
-        on("again", "click", () => this.outdated(true));
+        on("again", "click", () => {
+            this.isAfresh = true;
+            this.outdated(true);
+        });
         on("measure", "click", () => this.measure());
         on("add", "click", () => this.show([...this.data.shown, this.part("known").value]));
         on("csv", "click", () => this.download());
@@ -84,8 +89,11 @@ export class Hardware {
         let isRead = false;
         await this.tried(async () => {
             if (!this.data.choices) this.choose(await send("/api/hardware/choices"));
-            const about = await send("/api/hardware");
-            this.data.columns.delete(this.data.choices.here);
+            const about = await send(`/api/hardware?fresh=${this.isAfresh}`);
+            this.isAfresh = false;
+            const basis = JSON.stringify([about.table, about.rates]);
+            if (basis !== this.basis) this.data.columns.delete(this.data.choices.here);
+            this.basis = basis;
             this.drawMachine(about);
             this.root.dataset.ready = "";
             if (about.job && !this.following) this.follow(about.job);
@@ -117,8 +125,10 @@ export class Hardware {
         this.drawChips();
     }
 
-    drawMachine({ machine, rates, why_not_measure: whyNot, job }) {
+    drawMachine({ machine, rates, table, why_not_measure: whyNot, job }) {
         this.part("facts").replaceChildren(...facts(machine.pairs), ...this.largest);
+        const then = momentText(table.at);
+        field(this.root, "largest-for").textContent = `With ${table.memory} free, ${then}`;
         const notes = machine.notes.map((note) => el("li", {}, ...inCode(note)));
         this.part("notes").replaceChildren(...notes);
         this.part("rates").replaceChildren(...facts(rates.pairs));

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
@@ -32,6 +33,7 @@ from app.pages.hardware.kept_rows import rows_with_files
 from app.pages.hardware.measuring import probe
 from app.session.jobs import Job
 from app.session.session import Session
+from app.shared.steady_machine import steadied
 from engine.config.optimizers import ADAMW, OPTIMIZERS
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, RunError
@@ -153,6 +155,8 @@ class Hardware:
         """Job of the latest measurement."""
         self._kept: Machine | None = None
         """Reading of the machine on which the table is based."""
+        self._kept_at = 0.0
+        """Unix time of that reading."""
         self._alone = threading.Lock()
         """Held by what computes for seconds: beside it, measured rates would be far too low."""
         self._rows = functools.lru_cache(maxsize=256)(_in_turn(self._alone, _rows_of))
@@ -160,18 +164,21 @@ class Hardware:
 
     # ------------------------------------------------------------------ this machine
 
-    def about(self) -> dict[str, Any]:
-        """Returns the current state of this machine, and the measurement in progress, if any.
+    def about(self, fresh: bool = False) -> dict[str, Any]:
+        """Returns the current state of this machine, the reading that the table is based on, and
+        the measurement in progress, if any.
 
-        From this call on, the table is based on the same reading.
+        The table stays with its reading until free memory has changed by more than it wavers, or
+        one that is `fresh` is asked for.
         """
         machine = self._read(self._session.runs_dir)
-        self._kept = _without_free_memory(machine)
+        self._keep(machine, fresh)
         job = self._job
         why_not = self.why_not_measure()
         return {
             "machine": machine_facts(machine, bool(why_not)),
             "rates": _rates(machine),
+            "table": {"at": self._kept_at, "memory": free_memory_text(self._here())},
             "why_not_measure": why_not,
             "job": job.to_dict() if job is not None and job.state == "working" else None,
         }
@@ -334,8 +341,16 @@ class Hardware:
     def _here(self) -> Machine:
         """Returns this machine as last read for the table."""
         if self._kept is None:
-            self._kept = _without_free_memory(self._read(self._session.runs_dir))
-        return self._kept
+            self._keep(self._read(self._session.runs_dir))
+        assert self._kept is not None  # it was just read
+        return _without_free_memory(self._kept)
+
+    def _keep(self, machine: Machine, fresh: bool = False) -> None:
+        """Bases the table on what was just read, unless that says the same as before."""
+        before, now = self._kept, steadied(machine, None if fresh else self._kept)
+        is_same = before is not None and _without_free_memory(now) == _without_free_memory(before)
+        if fresh or not is_same:
+            self._kept, self._kept_at = now, time.time()
 
 
 def read_settings(settings: Mapping[str, Any]) -> TrainConfig:

@@ -1,7 +1,8 @@
 """Routes of the page Hardware.
 
-GET  /api/hardware
-    The current state of this machine.
+GET  /api/hardware?fresh=true
+    The current state of this machine. The table is based on it if `fresh`, and otherwise if it has
+    changed.
 GET  /api/hardware/choices
     The choices that the page offers.
 POST /api/hardware/column {machine, timed, settings}
@@ -50,7 +51,7 @@ def hardware_routes(hardware: Hardware) -> list[Route]:
         return hardware.offers(object_of(body, "settings"), text_of(body, "model"))
 
     return [
-        _answered("GET", "", lambda _: hardware.about()),
+        _answered("GET", "", lambda asked: hardware.about(asked.get("fresh") == "true")),
         _answered("GET", "/choices", lambda _: choices()),
         _answered("POST", "/column", column),
         _answered("POST", "/csv", csv),
@@ -61,10 +62,13 @@ def hardware_routes(hardware: Hardware) -> list[Route]:
 
 
 def _answered(method: str, path: str, work: Callable[[Body], dict[str, Any]]) -> Route:
-    """Returns a route that calls `work` in a thread, since it takes up to several seconds."""
+    """Returns a route that calls `work` in a thread, since it takes up to several seconds. It gets
+    the body of the request or, of a GET, what its address asks for.
+    """
 
     async def route(request: Request) -> Response:
-        body = {} if method == "GET" else await json_body(request)
+        is_read = method == "GET"
+        body = dict(request.query_params) if is_read else await json_body(request)
         return JSONResponse(await asyncio.to_thread(work, body))
 
     return Route(f"/api/hardware{path}", answering_errors(route), methods=[method])

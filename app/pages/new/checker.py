@@ -50,9 +50,9 @@ from app.pages.new.machine_findings import slower_by, to_confirm
 from app.pages.new.model_cards import model_cards, rounded_machine
 from app.pages.new.receipt import job_lines
 from app.pages.new.run_length import RunLength, Sample, run_length, run_length_text
-from app.pages.new.steady_machine import steadied
 from app.pages.new.usual_pace import Pace, usual_pace
 from app.session.session import Session
+from app.shared.steady_machine import steadied
 from engine.config.data_settings import DataConfig
 from engine.config.preference_settings import OBJECTIVE
 from engine.config.setting_warnings import setting_warnings

@@ -39,7 +39,7 @@ from engine.runtime.measure import machine_rates
 from engine.text import in_seconds
 from tests.support.synthetic_run import run_events
 
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
 HOSTILE = "<img src=x onerror=alert(1)>"
 LLAMA = "meta-llama/Llama-3.1-8B"
 CARD = GpuInfo(
@@ -261,19 +261,29 @@ def test_the_largest_model_and_offers_follow_the_moments(tab):
     assert all(offer["moments"].startswith("with AdamW's moments in ") for offer in offers)
 
 
-def test_an_identical_request_is_remembered_and_small_changes_are_none(tab, monkeypatch):
-    tab.call("hardware")
+def test_what_was_computed_stays_until_the_machine_changes(tab, monkeypatch):
+    """On a quiet machine, some hundred MiB of RAM come and go between two visits."""
     asked = {"machine": HERE, "timed": True, "settings": {"rows": 4}}
-    first = tab.call("hardware/column", asked).json()
-    monkeypatch.setattr("app.pages.hardware.hardware.rows_of", None)
-    tab.machine = replace(
-        MACHINE,
-        ram_available=MACHINE.ram_available + 1000,
-        disk_free=GIB,
-        gpus=(replace(CARD, free=CARD.free + 1000, temperature=50, pcie_generation=4),),
-    )
-    tab.call("hardware")
-    assert tab.call("hardware/column", asked).json() == first
+
+    def visit(machine=MACHINE, fresh=""):
+        tab.machine = machine
+        based_on = tab.call(f"hardware{fresh}").json()["table"]
+        column = tab.call("hardware/column", asked).json()
+        return based_on, column, tab.call("hardware/largest", {"settings": {"rows": 4}}).json()
+
+    with monkeypatch.context() as quiet:
+        first = visit()
+        quiet.setattr("app.pages.hardware.hardware.rows_of", None)
+        waver = replace(CARD, free=CARD.free - 300 * MIB, temperature=50, pcie_generation=4)
+        for less in (-700 * MIB, 700 * MIB, 3 * GIB):
+            free = MACHINE.ram_available - less
+            other = replace(MACHINE, ram_available=free, disk_free=GIB, gpus=(waver,))
+            assert visit(other) == first
+    assert first[0]["memory"] == "180 GiB RAM · 23 GiB GPU"
+    assert visit(other, "?fresh=true")[0]["memory"] == "177 GiB RAM · 23 GiB GPU"
+    last = visit(replace(MACHINE, ram_available=20 * GIB))
+    assert last[0]["memory"] == "20 GiB RAM · 23 GiB GPU"
+    assert last[0]["at"] > first[0]["at"] and last[2] != first[2]
 
 
 def test_the_column_of_a_known_machine_outlives_the_program(tmp_path, monkeypatch):
