@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
@@ -17,12 +18,25 @@ import torch
 MOST_TOP_LOGPROBS = 20
 """Most likeliest tokens that can be returned with a drawn one."""
 _ROWS_AT_ONCE = 128
-"""Rows whose probabilities exist at once, since those of a large vocabulary take much memory."""
+"""Rows whose weights exist at once, since those of a large vocabulary take much memory."""
 _COLDEST = 1e-5
 """Lowest temperature by which logits are divided; they could be infinite otherwise."""
 _BLOCK = 512
 """Tokens whose probabilities are summed at once."""
 _MASK_53 = (1 << 53) - 1
+
+
+class Work(IntEnum):
+    """What drawing from logits takes. Rows that are drawn at once take the most of any, and each
+    gets the same token as by less.
+    """
+
+    PLAIN = 0
+    """The logits are weighed as they are."""
+    WEIGHED = 1
+    """They are divided by temperatures, or tokens are left out by min-p."""
+    ORDERED = 2
+    """Also, they are sorted."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +60,13 @@ class Drawing:
         return replace(self, seed=seed)
 
     @property
-    def needs_order(self) -> bool:
-        """Whether the probabilities must be sorted."""
-        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
+    def work(self) -> Work:
+        """What drawing a token takes."""
+        if self.temperature <= 0:
+            return Work.PLAIN
+        if self.top_p < 1 or self.top_k > 0:
+            return Work.ORDERED
+        return Work.PLAIN if self.temperature == 1 and self.min_p <= 0 else Work.WEIGHED
 
 
 GREEDY = Drawing()
@@ -90,18 +108,18 @@ class DrawingState:
         self.drawn[at] = torch.tensor(list(drawn), dtype=torch.int64).to(device)
         self.numbers[at] = torch.tensor(numbers, dtype=torch.float64).to(device)
 
-    def draw(self, logits: torch.Tensor, ordered: bool, top: bool) -> Drawn:
+    def draw(self, logits: torch.Tensor, work: Work, top: bool) -> Drawn:
         """Draws a token for each of the first rows from `logits`, float32 [rows, vocabulary], and
         counts it. It does not wait for the device.
 
-        ordered: whether any row needs sorted probabilities. top: whether to return the likeliest
-        tokens.
+        work: the most that any of the rows takes. top: whether to return the likeliest tokens.
         """
         rows = logits.shape[0]
-        parts = [
-            self._part(logits[start : start + _ROWS_AT_ONCE], start, ordered, top)
-            for start in range(0, rows, _ROWS_AT_ONCE)
-        ]
+        uniforms = uniform(self.seeds[:rows], self.drawn[:rows])
+        parts = []
+        for start in range(0, rows, _ROWS_AT_ONCE):
+            part = slice(start, min(rows, start + _ROWS_AT_ONCE))
+            parts.append(_drawn(logits[part], self.numbers[part], uniforms[part], work, top))
         self.drawn[:rows] += 1
         if len(parts) == 1:
             return parts[0]
@@ -112,19 +130,6 @@ class DrawingState:
             _joined([part.top_logprobs for part in parts]),
         )
 
-    def _part(self, logits: torch.Tensor, start: int, ordered: bool, top: bool) -> Drawn:
-        end = start + logits.shape[0]
-        numbers = self.numbers[start:end]
-        tokens = drawn_tokens(
-            logits, numbers, uniform(self.seeds[start:end], self.drawn[start:end]), ordered
-        )
-        total = logits.logsumexp(-1)
-        logprobs = logits.gather(-1, tokens[:, None]).squeeze(-1) - total
-        if not top:
-            return Drawn(tokens, logprobs, None, None)
-        likeliest = logits.topk(min(MOST_TOP_LOGPROBS, logits.shape[-1]), -1)
-        return Drawn(tokens, logprobs, likeliest.indices, likeliest.values - total[:, None])
-
 
 def _joined(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
     """Returns the parts of some rows as one tensor; None if there are none."""
@@ -132,46 +137,73 @@ def _joined(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
     return torch.cat(there) if there else None
 
 
-def drawn_tokens(
-    logits: torch.Tensor, numbers: torch.Tensor, uniforms: torch.Tensor, ordered: bool
-) -> torch.Tensor:
-    """Returns a token for each row of `logits`, float32 [rows, vocabulary]: int64 [rows].
+def _drawn(
+    logits: torch.Tensor, numbers: torch.Tensor, uniforms: torch.Tensor, work: Work, top: bool
+) -> Drawn:
+    """Draws a token for each row of `logits`, float32 [rows, vocabulary].
 
     numbers: temperature, top-p, top-k and min-p of each row, float64 [rows, 4]. uniforms: a random
     number from [0, 1) for each row, float64 [rows]. The token is the first at which the sum of
     probabilities so far exceeds that share of them all. It is one of the vocabulary whatever the
     logits are: an index beyond it would end the use of a GPU by this process.
     """
-    temperature, top_p, top_k, min_p = numbers.unbind(-1)
-    likeliest = logits.argmax(-1)
-    divisor = torch.where(temperature > 0, temperature.clamp(min=_COLDEST), 1.0).float()
-    probabilities = torch.softmax(logits / divisor[:, None], -1)
-    # The likeliest token is so likely, and stays so whatever is left out.
-    least = min_p.float()[:, None] * probabilities.gather(-1, likeliest[:, None])
-    if ordered:
-        probabilities = _within_top(probabilities, top_p, top_k)
-    probabilities = torch.where(probabilities >= least, probabilities, 0.0)
-    drawn = _first_beyond(probabilities, uniforms)
+    temperature = numbers[:, 0]
+    likeliest = logits.argmax(-1, keepdim=True)
+    most = logits.gather(-1, likeliest)
+    # Weights are probabilities times a number, so that of the likeliest token is 1. Large
+    # vocabularies make each pass over them dear, so there are few, and most are in place.
+    weights = _less(logits, most).exp_()
+    ends = _sums_of_blocks(weights)
+    total = most.squeeze(-1) + ends[:, -1].log().float()
+    if work >= Work.WEIGHED:
+        weights = _less(logits, most)
+        divisor = torch.where(temperature > 0, temperature.clamp(min=_COLDEST), 1.0)
+        weights /= divisor.float()[:, None]
+        weights.exp_()
+        if work == Work.ORDERED:
+            weights = _within_top(weights, numbers[:, 1], numbers[:, 2])
+        weights *= weights >= numbers[:, 3].float()[:, None]
+        ends = _sums_of_blocks(weights)
+    drawn = _first_beyond(weights, ends, uniforms)
     is_drawn = (temperature > 0) & (drawn < logits.shape[-1])  # it is not where logits are NaN
-    return torch.where(is_drawn, drawn, likeliest)
+    tokens = torch.where(is_drawn, drawn, likeliest.squeeze(-1))
+    logprobs = logits.gather(-1, tokens[:, None]).squeeze(-1) - total
+    if not top:
+        return Drawn(tokens, logprobs, None, None)
+    best = logits.topk(min(MOST_TOP_LOGPROBS, logits.shape[-1]), -1)
+    return Drawn(tokens, logprobs, best.indices, best.values - total[:, None])
 
 
-def _first_beyond(weights: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+def _less(logits: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
+    """Returns `logits` less `most`, of shape [rows, 1], with as many more as make whole blocks,
+    which are of no weight.
+    """
+    rows, count = logits.shape
+    less = logits.new_empty(rows, -(-count // _BLOCK) * _BLOCK)
+    less[:, count:] = -torch.inf
+    torch.sub(logits, most, out=less[:, :count])
+    return less
+
+
+def _sums_of_blocks(weights: torch.Tensor) -> torch.Tensor:
+    """Returns the sum of weights [rows, n] up to the end of each block, float64 [rows, blocks]."""
+    # Sums in float64 grow from element to element wherever there is a weight.
+    blocks = weights.view(weights.shape[0], -1, _BLOCK)
+    return blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+
+
+def _first_beyond(weights: torch.Tensor, ends: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     """Returns the first index at which the sum of `weights`, float32 [rows, n], exceeds a share of
     the whole, float64 [rows]: int64 [rows].
 
-    The sum of blocks shows in which block it is, so only that block is summed element by element.
+    The sums of blocks, `ends`, show in which block it is, so only that one is summed element by
+    element.
     """
-    rows, count = weights.shape
-    blocks = -(-count // _BLOCK)
-    if blocks * _BLOCK != count:
-        weights = torch.nn.functional.pad(weights, (0, blocks * _BLOCK - count))
-    weights = weights.view(rows, blocks, _BLOCK)
-    # Sums in float64 grow from element to element wherever there is a weight.
-    ends = weights.sum(-1, dtype=torch.float64).cumsum(-1)
+    rows, blocks = ends.shape
     sought = (shares * ends[:, -1])[:, None]
     block = torch.searchsorted(ends, sought, right=True).clamp_(max=blocks - 1)
-    within = weights.gather(1, block[:, :, None].expand(-1, -1, _BLOCK)).squeeze(1)
+    within = weights.view(rows, blocks, _BLOCK)
+    within = within.gather(1, block[:, :, None].expand(-1, -1, _BLOCK)).squeeze(1)
     before = ends.gather(-1, block) - within.sum(-1, dtype=torch.float64, keepdim=True)
     sums = before + within.double().cumsum(-1)
     # Rounding may put the sum of a block beyond that of its elements: then it is the last of them
@@ -181,13 +213,11 @@ def _first_beyond(weights: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     return (block * _BLOCK + place).squeeze(-1)
 
 
-def _within_top(
-    probabilities: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor
-) -> torch.Tensor:
-    """Returns `probabilities` [rows, vocabulary] with those of tokens that top-k and top-p leave
-    out set to 0.
+def _within_top(weights: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+    """Returns `weights` [rows, vocabulary] with those of tokens that top-k and top-p leave out set
+    to 0.
     """
-    ordered, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
+    ordered, tokens = weights.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[-1], device=ordered.device)
     ordered = torch.where((top_k > 0)[:, None] & (rank >= top_k[:, None]), 0.0, ordered)
     sums = ordered.double().cumsum(-1)
@@ -195,7 +225,7 @@ def _within_top(
     # At 1 nothing is left out, though sums may reach 1 before the last token.
     beyond = (before >= top_p[:, None] * sums[:, -1:]) & (top_p < 1)[:, None]
     ordered = torch.where(beyond, 0.0, ordered)
-    return torch.zeros_like(probabilities).scatter_(-1, tokens, ordered)
+    return torch.zeros_like(weights).scatter_(-1, tokens, ordered)
 
 
 def uniform(seeds: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

@@ -32,9 +32,9 @@ def drawn_for(rows: list[Row], logits: torch.Tensor) -> Found:
         return []
     state = DrawingState(len(rows), logits.device)
     state.set(range(len(rows)), [row.drawing for row in rows], [row.drawn for row in rows])
-    ordered = any(row.drawing.needs_order for row in rows)
+    work = max(row.drawing.work for row in rows)
     asked = max(row.top_logprobs for row in rows)
-    drawn = state.draw(logits, ordered, asked > 0)
+    drawn = state.draw(logits, work, asked > 0)
     top: list[tuple[tuple[int, float], ...]] = [()] * len(rows)
     if drawn.top_tokens is not None and drawn.top_logprobs is not None:
         both = zip(rows, drawn.top_tokens.tolist(), drawn.top_logprobs.tolist())

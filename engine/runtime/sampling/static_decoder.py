@@ -21,7 +21,7 @@ from engine.planning.schedule.ops import Lane
 from engine.runtime.device.backend import Ticket
 from engine.runtime.device.graph_recorder import Recorder
 from engine.runtime.sampling.answers import Found, Row
-from engine.runtime.sampling.drawing import MOST_TOP_LOGPROBS, DrawingState, Drawn
+from engine.runtime.sampling.drawing import MOST_TOP_LOGPROBS, DrawingState, Drawn, Work
 from engine.runtime.sampling.rows_cache import RowsCache, computed_prompts
 from engine.runtime.step.inference_passes import RecordedPass
 from engine.runtime.step.streaming_engine import StreamingEngine
@@ -37,8 +37,8 @@ class _Key(NamedTuple):
 
     rows: int
     positions: int
-    ordered: bool
-    """Whether probabilities are sorted."""
+    work: Work
+    """What drawing takes."""
     top: bool
     """Whether the likeliest tokens are returned."""
 
@@ -203,7 +203,7 @@ class StaticDecoder:
         return _Key(
             self._compact(),
             min(cache.positions, -(-used // unit) * unit),
-            any(row.drawing.needs_order for row in rows),
+            max(row.drawing.work for row in rows),
             any(row.top_logprobs for row in rows),
         )
 
@@ -281,7 +281,7 @@ class StaticDecoder:
         cache.enter(at, key.positions)
 
         def then(logits: torch.Tensor) -> None:
-            lines.take(lines.drawing.draw(logits, key.ordered, key.top))
+            lines.take(lines.drawing.draw(logits, key.work, key.top))
 
         return at, tokens, then
 
@@ -345,9 +345,9 @@ class StaticDecoder:
         source = torch.tensor([n for n, each in enumerate(places) for _ in each]).to(device)
         drawing = DrawingState(len(rows), device)
         drawing.set(range(len(rows)), [r.drawing for r in rows], [r.drawn for r in rows])
-        ordered = any(row.drawing.needs_order for row in rows)
+        work = max(row.drawing.work for row in rows)
         top = any(row.top_logprobs for row in rows)
-        drawn = drawing.draw(logits[source], ordered, top)
+        drawn = drawing.draw(logits[source], work, top)
         lines.drawing.drawn[index] += 1
         lines.tokens[index] = drawn.tokens
         lines.logprobs[index] = drawn.logprobs
@@ -360,7 +360,7 @@ class StaticDecoder:
     def _read_places(self, places: Sequence[int]) -> Found:
         """Returns what was drawn at places."""
         rows = {place: self._places[place] for place in places}
-        key = _Key(max(places) + 1, 0, False, False)
+        key = _Key(max(places) + 1, 0, Work.PLAIN, False)
         step = self._sent(key, None)
         return self._read(replace(step, rows=rows))
 

@@ -14,7 +14,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from engine.runtime.sampling.drawing import Drawing, DrawingState, uniform
+from engine.runtime.sampling.drawing import Drawing, DrawingState, Work, uniform
 
 DRAWS = 20_000
 LOGITS = torch.log(torch.tensor([0.4, 0.02, 0.25, 0.13, 0.01, 0.09, 0.1]))
@@ -24,7 +24,7 @@ def drawn(logits, drawings, top=False):
     """What is drawn for each row of logits, with the drawing of the same place."""
     state = DrawingState(len(drawings), torch.device("cpu"))
     state.set(range(len(drawings)), drawings, [0] * len(drawings))
-    return state.draw(logits, any(each.needs_order for each in drawings), top)
+    return state.draw(logits, max(each.work for each in drawings), top)
 
 
 def probabilities_of_transformers(drawing: Drawing) -> torch.Tensor:
@@ -70,18 +70,19 @@ def test_temperature_zero_is_the_likeliest_token_beside_rows_that_draw():
     assert (tokens[::2] == 0).all() and len(tokens[1::2].unique()) > 2
 
 
-@pytest.mark.parametrize("ordered", [False, True])
-def test_whatever_the_logits_and_numbers_are_a_token_is_one_of_the_vocabulary(ordered):
+@pytest.mark.parametrize("work", Work)
+def test_whatever_the_logits_and_numbers_are_a_token_is_one_of_the_vocabulary(work):
     torch.manual_seed(0)
     logits = 100 * torch.randn(4, 1000)
     logits[2] = float("nan")
     logits[3] = float("-inf")
     logits[3, 7] = 0.0
     state = DrawingState(4, logits.device)
-    cold = Drawing(temperature=1e-300, top_p=1e-300 if ordered else 1.0)
+    cold = Drawing(temperature=1e-300, top_p=1e-300 if work == Work.ORDERED else 1.0)
     state.set(range(4), [cold, Drawing(temperature=1e-38, min_p=1e-300), cold, cold], [0] * 4)
-    tokens = state.draw(logits, ordered=ordered, top=True).tokens
-    assert tokens[[0, 1, 3]].tolist() == logits[[0, 1, 3]].argmax(-1).tolist()
+    tokens = state.draw(logits, work, top=True).tokens
+    if work != Work.PLAIN:
+        assert tokens[[0, 1, 3]].tolist() == logits[[0, 1, 3]].argmax(-1).tolist()
     assert 0 <= tokens[2] < 1000
 
 
@@ -101,6 +102,17 @@ def test_a_row_draws_the_same_wherever_it_stands():
     order = torch.randperm(300, generator=torch.Generator().manual_seed(1))
     assert torch.equal(drawn(rows[order], [drawings[n] for n in order]).tokens, tokens[order])
     assert torch.equal(drawn(rows[7:8], drawings[7:8]).tokens, tokens[7:8])
+
+
+def test_a_row_draws_the_same_whatever_work_others_are():
+    rows = 3 * torch.randn(300, 5000, generator=torch.Generator().manual_seed(0))
+    plain = [Drawing(1.0, seed=seed) if seed % 3 else Drawing() for seed in range(299)]
+    works = [Drawing(), Drawing(0.7, min_p=0.1), Drawing(0.7, top_p=0.5)]
+    assert [each.work for each in works] == list(Work)
+    alone, *beside = [drawn(rows, [*plain, other]) for other in works]
+    for each in beside:
+        assert torch.equal(each.tokens[:299], alone.tokens[:299])
+        assert torch.equal(each.logprobs[:299], alone.logprobs[:299])
 
 
 def test_random_numbers_are_even_and_independent():
