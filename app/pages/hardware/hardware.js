@@ -128,7 +128,7 @@ export class Hardware {
     drawMachine({ machine, rates, table, why_not_measure: whyNot, job }) {
         this.part("facts").replaceChildren(...facts(machine.pairs), ...this.largest);
         const then = momentText(table.at);
-        field(this.root, "largest-for").textContent = `With ${table.memory} free, ${then}`;
+        field(this.root, "largest-for").textContent = `With ${table.memory} free, on ${then}`;
         const notes = machine.notes.map((note) => el("li", {}, ...inCode(note)));
         this.part("notes").replaceChildren(...notes);
         this.part("rates").replaceChildren(...facts(rates.pairs));

@@ -20,6 +20,7 @@ from app.pages.hardware.hardware_text import (
     cell_detail,
     cell_labels,
     free_memory_text,
+    free_then_text,
     gpu_memory_text,
     in_billions,
     known_machine_text,
@@ -178,7 +179,7 @@ class Hardware:
         return {
             "machine": machine_facts(machine, bool(why_not)),
             "rates": _rates(machine),
-            "table": {"at": self._kept_at, "memory": free_memory_text(self._here())},
+            "table": {"at": self._kept_at, "memory": free_then_text(self._here())},
             "why_not_measure": why_not,
             "job": job.to_dict() if job is not None and job.state == "working" else None,
         }

@@ -181,6 +181,12 @@ def free_memory_text(machine: Machine) -> str:
     return f"{machine.ram_available / GIB:,.0f} GiB RAM · {card}"
 
 
+def free_then_text(machine: Machine) -> str:
+    """Returns the memory with which the largest models were found, for a sentence."""
+    card = f" and {machine.gpus[0].free / GIB:,.0f} GiB GPU memory" if machine.gpus else ""
+    return f"{machine.ram_available / GIB:,.0f} GiB RAM{card}"
+
+
 def cell_labels(found: Cell) -> dict[str, str]:
     """Returns the fit status as a word, with its tone, and the speed. Where the cell is about any
     optimizer, the word includes how the first that fits keeps its moments, as in "fits, bf16", and
