@@ -36,6 +36,12 @@ def test_nothing_jumps_while_a_page_opens(blank, server, name, width):
     blank.wait_for_selector(OPENED[name], state="attached")
     blank.wait_for_timeout(SETTLES)
     assert_still(blank)
+    # Gradio makes the sidebar and the rest one after the other; either may be painted first.
+    main = blank.locator("#rs-main")
+    there = main.bounding_box()
+    blank.evaluate("document.querySelector('#rs-sidebar').remove()")
+    alone = main.bounding_box()
+    assert (alone["x"], alone["y"]) == pytest.approx((there["x"], there["y"]), abs=1)
 
 
 def test_the_first_tab_offers_to_skip_the_sidebar_and_the_address_stays(blank, server):
