@@ -180,8 +180,8 @@ def of_spikes(losses: Losses, config: TrainConfig | None) -> Finding | None:
         "warn",
         "The loss jumps up again and again: the learning rate may be too high.",
         "Try a third of it.",
-        f"The latest {SPIKE_STEPS} steps have {count} separate spikes of more than "
-        f"{SPIKE_NOISES:g} times the noise; {SPIKES} are enough.",
+        f"In the latest {SPIKE_STEPS} steps it jumped {count} times, each time by more than "
+        f"{SPIKE_NOISES:g} times its usual noise.",
         lower_rate(config),
     )
 
@@ -191,12 +191,13 @@ def of_skipped(snapshot: RunSnapshot, config: TrainConfig | None) -> Finding | N
     late = [each for each in snapshot.skipped if each.step > snapshot.step - SPIKE_STEPS]
     if not late:
         return None
+    was = "was" if len(late) == 1 else "were"
     return Finding(
         "skipped steps",
         "warn",
-        f"{counted(len(late), 'step').capitalize()} of the latest {SPIKE_STEPS} changed no weight: "
-        "the loss or the gradient norm was not a finite number.",
-        "Look at the rows that the log names; if they are good, try a third of the learning rate.",
+        f"{counted(len(late), 'step')} {was} skipped of the latest {SPIKE_STEPS}: the "
+        "loss or the gradient norm was not a finite number.",
+        "Look at the rows that Log names. If they are good, try a third of the learning rate.",
         f"The {late[-1].what} of step {late[-1].step:,} was the last of them.",
         lower_rate(config),
     )

@@ -30,7 +30,7 @@ def with_rows(judged: Verdict, snapshot: RunSnapshot) -> Verdict:
     few = Finding(
         "few rows",
         "calm",
-        f"Judged by only {of}: too few to be sure, {FEWEST_ROWS} or more tell.",
-        "More data, or a larger data.eval_fraction, gives more of them.",
+        f"Judged by only {of}. To be sure takes {FEWEST_ROWS} or more.",
+        "More data or a larger data.eval_fraction gives more of them.",
     )
     return replace(judged, also=(few, *judged.also))

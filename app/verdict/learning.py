@@ -157,11 +157,11 @@ def of_learning(found: Learning) -> Finding:
         return Finding(
             "not learning",
             "warn",
-            f"It does not learn: the training loss is {in_loss(made.last)} after "
-            f"{made.count:,} steps, and was {in_loss(made.first)}.",
-            "Check that the preview marks the tokens that should be learned; if it does, try three "
+            f"It does not learn: the training loss went from {in_loss(made.first)} to "
+            f"{in_loss(made.last)} in {made.count:,} steps.",
+            "Check in New that the preview shows in green what it shall learn. If so, try three "
             "times the learning rate.",
-            f"{_compared(made)}. A fall of {in_loss(made.least)} or more would show."
+            f"{_compared(made)}. A fall of less than {in_loss(made.least)} may be noise."
             f"{_validation_stands(went)}",
         )
     if found.falls and found.is_above_before:
@@ -209,7 +209,7 @@ def _too_early(made: Progress) -> Finding:
         "too early",
         "calm",
         text,
-        evidence=f"{_compared(made)}. A fall of {in_loss(made.least)} or more would show.",
+        evidence=f"{_compared(made)}. A fall of less than {in_loss(made.least)} may be noise.",
     )
 
 
@@ -263,7 +263,7 @@ def of_low_rate(
         f"The loss was still falling at the end: try {next_try('still falls', passes, rate)}.",
         "",
         f"{in_share(share)} of the fall came in the second half of the run, weighted by the "
-        f"learning rate; from {in_share(STEADY_SHARE)} on the loss counts as still falling.",
+        f"learning rate. With {in_share(STEADY_SHARE)} or more, it counts as still falling.",
         offer,
     )
 
@@ -284,9 +284,9 @@ def of_answers(snapshot: RunSnapshot, found: Learning) -> Finding | None:
     return Finding(
         "nothing exact",
         "calm",
-        "The loss falls; no answer is right yet.",
-        "The answers before and after show how close they come.",
-        f"Of {known[-1].total:,} validation prompts, none has the expected answer.",
+        "The loss falls, but no answer is right yet.",
+        "Compare the answers before and after to see how close they come.",
+        f"None of {known[-1].total:,} validation prompts got the expected answer.",
     )
 
 
@@ -304,5 +304,5 @@ def of_small_model(snapshot: RunSnapshot, config: TrainConfig | None) -> Finding
         "calm",
         TOO_SMALL,
         "",
-        f"Of {counted(known[-1].total, 'validation prompt')}, none has the expected answer.",
+        f"None of {counted(known[-1].total, 'validation prompt')} got the expected answer.",
     )

@@ -79,7 +79,7 @@ def _growing(snapshot: RunSnapshot, kind: MemoryKind) -> Finding:
         return Finding(
             "memory",
             "calm",
-            f"{kind.full_name} grows and lasts to the end: {of} now.",
+            f"{kind.full_name} grows, but lasts to the end: {of} now.",
             "",
             evidence,
         )
@@ -88,9 +88,9 @@ def _growing(snapshot: RunSnapshot, kind: MemoryKind) -> Finding:
     return Finding(
         "memory ends soon" if left < SOON_SECONDS else "memory in danger",
         "warn",
-        f"{kind.full_name} grows and would be full at about step {full:,} of "
+        f"{kind.full_name} grows, and will be full at about step {full:,} of "
         f"{snapshot.total_steps:,}, in {in_time(left)}: {of} now.",
-        "Save now; a stop and a resume begin with fresh memory.",
+        "Save now. To free the memory, stop and resume.",
         evidence,
     )
 

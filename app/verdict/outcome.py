@@ -111,13 +111,13 @@ def how_it_can_go_on(state: str, saved: SavedSteps) -> str:
         return f"Resume continues from step {saved.full:,}."
     if saved.newest is not None:
         return (
-            f"Continue training from here starts a new run from step {saved.newest:,}; there is no "
-            "full checkpoint to resume from."
+            f"It cannot be resumed. Continue training from here starts a new run from step "
+            f"{saved.newest:,}."
         )
     if saved.best is not None:
         return (
-            f"Continue training from here starts a new run from the best step, {saved.best:,}; "
-            "there is no checkpoint to resume from."
+            f"It cannot be resumed. Continue training from here starts a new run from step "
+            f"{saved.best:,}, the best."
         )
     if state == "failed":
         return "Nothing was saved."

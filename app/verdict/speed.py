@@ -74,7 +74,7 @@ def _judged(snapshot: RunSnapshot, config: TrainConfig | None, end: int) -> Find
         return None
     waiting = {name: share for name, share in found.items() if name != "compute"}
     total = sum(waiting.values())
-    evidence = f"Of {count} clean steps, the median takes {in_step_time(seconds)}"
+    evidence = f"A typical step takes {in_step_time(seconds)}, as {count} steps show"
     slow = _slow(snapshot, seconds, evidence)
     # On the CPU everything runs in turn: what it waits for says nothing of why that takes long.
     if slow is not None and (total < WAITING_SHARE or snapshot.device != "cuda"):
@@ -89,7 +89,7 @@ def _judged(snapshot: RunSnapshot, config: TrainConfig | None, end: int) -> Find
         if name != cause and share >= SHOWN_SHARE
     ]
     also = f"; other waits: {', '.join(others)}" if others else ""
-    limit = f"{evidence}; waits of {in_share(WAITING_SHARE)} of the time are worth a change."
+    limit = f"{evidence}. Waits of {in_share(WAITING_SHARE)} or more are worth a change."
     return Finding("speed", _alarm(snapshot), f"{case.text}{also}.", case.advice, limit, case.offer)
 
 
@@ -131,8 +131,8 @@ def _slow(snapshot: RunSnapshot, seconds: float, evidence: str) -> Finding | Non
         "warn",
         f"{seconds / predicted:.1f}× slower than predicted: {_why_slow(snapshot)}.",
         "If nothing else used this machine, measure it again in Hardware.",
-        f"{evidence}; {in_step_time(predicted)} were predicted, and {in_share(SLOWER)} longer is "
-        "worth a look.",
+        f"{evidence}. {in_step_time(predicted)} were predicted; this is told "
+        f"from {in_share(SLOWER)} more on.",
     )
 
 
@@ -159,9 +159,8 @@ def _compute_bound(
             "speed",
             "good",
             text,
-            "Blocks compute their forward a second time because "
-            "engine.activation_checkpointing was set by hand; auto "
-            "keeps activations where there is memory for them.",
+            "engine.activation_checkpointing was set by hand, so each layer computes its forward "
+            "pass twice. Set to auto, it does so only where memory is short.",
             evidence,
             Offer(
                 "engine.activation_checkpointing: auto", {"engine.activation_checkpointing": AUTO}
@@ -241,7 +240,7 @@ def _optimizer(case: _Case) -> _Cause:
         )
     return _Cause(
         f"The GPU waits {case.percent} for the CPU optimizer",
-        advice="More tokens a step would hide it: it runs under the next step's first forward.",
+        advice="More tokens a step would hide it.",
         offer=case.more_tokens,
     )
 
@@ -269,7 +268,7 @@ def _d2h(case: _Case) -> _Cause:
     return _late(
         case,
         "Gradients leave late",
-        "More tokens a step would hide it: gradients leave once a step.",
+        "More tokens a step would hide it.",
         "engine.activation_checkpointing",
         "engine.rounds",
     )
@@ -284,7 +283,7 @@ def _late(case: _Case, what: str, advice: str, *settings: str) -> _Cause:
     if by_hand is not None:
         return _Cause(
             text,
-            advice="These settings were set by hand; the planner chooses them by the measured bus.",
+            advice="These settings were set by hand. Set to auto, they follow the measured bus.",
             offer=by_hand,
         )
     return _Cause(text, advice=advice, offer=case.more_tokens)
@@ -293,15 +292,15 @@ def _late(case: _Case, what: str, advice: str, *settings: str) -> _Cause:
 def _exchange(case: _Case) -> _Cause:
     return _Cause(
         f"The GPUs exchange weights and gradients: {case.worker} waits {case.percent} for that",
-        advice="More tokens a step would hide it: each step exchanges as much, however long it is.",
+        advice="More tokens a step would hide it.",
         offer=case.more_tokens,
     )
 
 
 def _data(case: _Case) -> _Cause:
     return _Cause(
-        f"Data-bound: {case.worker} waits {case.percent} while rows are put together",
-        advice="Other programs may keep the CPU busy: end them, or give this one more cores.",
+        f"{case.worker[0].upper()}{case.worker[1:]} waits {case.percent} for rows of the data",
+        advice="End programs that keep the CPU busy, or give this one more cores.",
     )
 
 
@@ -315,13 +314,13 @@ def _other(case: _Case) -> _Cause:
         return _Cause(
             text,
             advice=(
-                "Larger micro-batches need fewer launches; the planner takes the largest that fits."
+                "Larger micro-batches need fewer launches. Set to auto, they are as large as fits."
             ),
             offer=by_hand,
         )
     return _Cause(
         text,
-        advice="The pieces of work are small: more tokens a step need fewer launches for each.",
+        advice="More tokens a step would help: the pieces of work are small.",
         offer=case.more_tokens,
     )
 

@@ -160,7 +160,7 @@ def of_validation(
             "diverging",
             "bad",
             f"Validation and training loss both rise again: validation {numbers}.",
-            "A lower learning rate is the first thing to try.",
+            "Try a lower learning rate first.",
             f"{evidence}, and the training loss is higher than it was then.",
         )
     of = "rows" if went.is_of_preferences else "tokens"
@@ -190,8 +190,7 @@ def of_before(snapshot: RunSnapshot, passes: float | None = None) -> Finding | N
         "bad",
         text,
         _instead(snapshot, worse, passes),
-        f"The {worse.of} loss is above that before training by more than "
-        f"{in_loss(worse.margin)}, the limit of its noise.",
+        f"The {worse.of} loss rose by more than its noise, {in_loss(worse.margin)}.",
     )
 
 
@@ -199,12 +198,12 @@ def _instead(snapshot: RunSnapshot, worse: Worse, passes: float | None) -> str:
     """Returns what to take or to do instead of weights that are worse than before training."""
     best = snapshot.best
     if best is not None and worse.of == "validation" and best.loss < worse.before:
-        kept = "which are kept" if best.kept else "which are not kept"
+        kept = "are kept" if best.kept else "are not kept"
         return (
-            f"The weights of step {best.step:,}, {kept}, were better: {in_loss(best.loss)}. "
+            f"Step {best.step:,} was better: {in_loss(best.loss)}. Its weights {kept}. "
             f"Next time try {next_try('best was earlier', passes)}."
         )
-    return "Nothing is gained by these weights; a lower learning rate is the first thing to try."
+    return "These weights gain nothing. Try a lower learning rate first."
 
 
 def of_memorizing(
@@ -295,7 +294,7 @@ def of_plateau(snapshot: RunSnapshot, went: Validation | None, losses: Losses) -
         "calm",
         f"The validation loss stands still at {in_loss(went.last)} since step "
         f"{int(went.steps[first - 1]):,}.",
-        "It may fall again as the rate does; more of the same steps would bring little.",
+        "It may fall again when the learning rate does. More steps at this rate bring little.",
         f"The latest {len(went.losses) - first} evaluations gained less than "
         f"{in_share(PLATEAU_GAIN)}, while the rate is above {in_share(HIGH_RATE)} of its peak.",
     )

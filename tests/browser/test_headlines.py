@@ -71,7 +71,7 @@ def test_the_headline_of_a_finished_starter_is_what_its_record_says(page, server
     open_why(page)
     whole = card.inner_text()
     assert f"the last loss is {in_loss(found.loss)}" in whole
-    for each in ("fresh memory", "grows", "busy"):
+    for each in ("free the memory", "grows", "busy"):
         assert each not in whole
 
 

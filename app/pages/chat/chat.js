@@ -384,8 +384,8 @@ export class Chat {
 
     memoryText({ loaded, held, lent }) {
         if (!loaded.length) return "";
-        if (lent) return "The model that is served answers; it takes no more memory.";
-        if (!held) return "The paused run answers; it takes no more memory.";
+        if (lent) return "The served model answers, so no more memory is needed.";
+        if (!held) return "The paused run answers, so no more memory is needed.";
         return `Model loaded (${held}); unloads after ${this.minutes} min.`;
     }
 

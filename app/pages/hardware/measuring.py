@@ -74,6 +74,6 @@ def probe(job: Job, go_on: Callable[[], None]) -> str:
         backend.close()
     threads, copy = max(found.host_copy.items())
     return (
-        f"Measured. RAM moves {copy / 1e9:,.3g} GB/s, read and written, with "
-        f"{counted(threads, 'thread')}; the other rates are above and are kept for plans."
+        f"Measured: RAM moves {copy / 1e9:,.3g} GB/s with {counted(threads, 'thread')}. Times are "
+        "predicted from the speeds above."
     )

@@ -42,7 +42,7 @@ def did_it_help(
     found = _answer(figures, as_text)
     if not began_with:
         return found
-    other = f"This run began with the weights of {began_with}; Overview compares with those."
+    other = f"Overview compares with {began_with}, whose weights this run began with."
     return replace(found, text=f"{found.text} {other}")
 
 
@@ -64,7 +64,7 @@ def _answer(figures: Sequence[Figure], as_text: Callable[[Figure, float | None],
         sentences.append("No answer is right yet.")
     if first.is_better:
         return Answer(YES, "calm" if against else "good", " ".join(sentences))
-    sentences.append("A lower learning rate is the first thing to try.")
+    sentences.append("Try a lower learning rate first.")
     return Answer(NO, "bad", " ".join(sentences))
 
 
@@ -83,11 +83,11 @@ def _unknown(known: Sequence[Figure]) -> Answer:
     most = max(judged or known, key=lambda each: (each.count or 0, each.of == "rows"))
     count, of = most.count or 0, most.of
     if judged:
-        text = f"The difference is no larger than chance makes it with {count:,} {of}. {MORE_ROWS}"
+        text = f"With {count:,} {of}, a difference this small may be chance. {MORE_ROWS}"
     elif count < FEWEST_ROWS:
         of_rows = "validation row" if of == "rows" else of.removesuffix("s")
-        few = f"1 {of_rows} is" if count == 1 else f"{count:,} {of_rows}s are"
-        text = f"{few} too few; {FEWEST_ROWS} or more tell. {MORE_ROWS}"
+        few = f"1 {of_rows}" if count == 1 else f"{count:,} {of_rows}s"
+        text = f"Only {few}: to be sure takes {FEWEST_ROWS} or more. {MORE_ROWS}"
     else:
         text = "Both models were evaluated on different rows. Evaluate again."
     return Answer(UNKNOWN, "calm", text)

@@ -8,7 +8,7 @@ import { BlindVotes } from "./blind_votes.js";
 import { commandRow } from "./settings_view.js";
 
 const AGAIN = 3000; // ms after which it is asked whether what stands against evaluating is over
-const NOTHING = "Not evaluated yet. The trained model is put beside its base model.";
+const NOTHING = "Not evaluated yet. Evaluate compares the trained model with its base model.";
 
 export class EvaluateView {
     constructor(root) {

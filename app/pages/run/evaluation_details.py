@@ -265,7 +265,7 @@ def _word(figure: Figure) -> str:
     if figure.interval is None:
         is_few = figure.count is not None and figure.count < FEWEST_ROWS
         return f"too few {figure.of} to tell" if is_few else ""
-    return {True: "better", False: "worse", None: "within chance"}[figure.is_better]
+    return {True: "better", False: "worse", None: "may be chance"}[figure.is_better]
 
 
 def _value(figure: Figure, value: float | None) -> str:

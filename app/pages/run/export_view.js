@@ -10,8 +10,8 @@ import { ExportUses, exportOption } from "./export_uses.js";
 import { commandRow } from "./settings_view.js";
 
 const UNEXPORTED =
-    "An export is a folder for transformers and vLLM, or a GGUF file for llama.cpp, Ollama and " +
-    "LM Studio. You can upload it to Hugging Face from here.";
+    "An export is your model on the disk: a folder (transformers, vLLM) or a GGUF file " +
+    "(llama.cpp, Ollama, LM Studio). You can upload it to Hugging Face from here.";
 
 const NO_GGUF = "GGUF file (not for this model)";
 

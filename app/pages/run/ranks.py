@@ -45,7 +45,7 @@ def rank_table(snapshot: RunSnapshot) -> dict[str, Any] | None:
         rows.append(row)
     text = (
         f"{ranks_text(snapshot)} compute each step together: each takes its share of the rows, "
-        "and updates its share of the weights. Weights and states in RAM are there once."
+        "and updates its share of the weights. RAM holds weights and states once for all."
     )
     return {"caption": text, "heads": heads, "rows": rows}
 

@@ -131,8 +131,7 @@ def _facts(snapshot: RunSnapshot) -> list[list[str]]:
         facts.append(
             [
                 "Record",
-                f"{lines} could not be read, so a point of a curve may be missing; the log says "
-                "which",
+                f"{lines} could not be read (see Log), so a curve may lack a point",
             ]
         )
     if snapshot.program_version:

@@ -190,7 +190,7 @@ class Watch:
         badges = []
         ranks = ranks_text(self.snapshot)
         if is_apart and not self.snapshot.is_over:
-            title = "It runs in a process of its own, which goes on if Ramstream is closed."
+            title = "It goes on if Ramstream is closed."
             badges.append({"label": "Detached", "title": title})
             if ranks:
                 title = f"{ranks} compute each step together."
@@ -206,8 +206,7 @@ class Watch:
         if self.snapshot.damaged_lines:
             lines = counted(self.snapshot.damaged_lines, "line")
             remarks.append(
-                f"{lines} of the record could not be read, so a point of a curve may be missing; "
-                "Log says which."
+                f"{lines} of the record could not be read (see Log), so a curve may lack a point."
             )
         for what, error in self._undrawn.items():
             remarks.append(

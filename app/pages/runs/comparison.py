@@ -37,9 +37,7 @@ from engine.runs.record.snapshot import RunSnapshot
 
 COLORS = (BLUE, AMBER, GREEN, VIOLET, PINK, TEAL)
 CURVE_POINTS = 500
-OTHER_DATA = (
-    "These runs may have different data, so no loss or share of right answers is marked best."
-)
+OTHER_DATA = "Their data may differ, so neither the best loss nor the best answers are marked."
 NAME_SHOWN = 48
 """Number of characters of a run's name in the label of a curve; the table next to it shows the
 whole name.

@@ -98,7 +98,7 @@ def test_memory_and_speed_of_a_finished_run_are_remarks():
     assert rules(found) == ["doing well", "memory", "speed"]
     assert found.also[0].text == ("RAM grew by 30.0 GiB after step 31, to 70.0 GiB of 400 GiB.")
     assert not alarms(grown) and "growing: 30.0 GiB" in summaries(grown)["memory"]
-    assert "fresh memory" not in str(found)
+    assert "free the memory" not in str(found)
     assert found.also[1].text.startswith("The GPU waits 30 % of the time for the CPU optimizer")
     assert found.offer.changes["train.batch_size"] == 32
 
@@ -167,7 +167,10 @@ def test_weights_alone_are_not_resumed_but_trained_on_from():
     ended = RunEnded("failed", "The GPU was lost.")
     alone, older = SavedSteps(40, None), SavedSteps(40, 30)
     found = verdict(fold(*steps(50), ended), "failed", alone, CONFIG).main
-    assert "starts a new run from step 40; there is no full checkpoint" in found.advice
+    assert (
+        "It cannot be resumed. Continue training from here starts a new run from step 40."
+        in found.advice
+    )
     assert "Continue training from here" in found.advice
     found = verdict(fold(*steps(50), ended), "failed", older, CONFIG).main
     assert found.advice == "Resume continues from step 30."
@@ -221,14 +224,14 @@ def test_findings_stand_in_their_order():
     assert rules(found) == ["possibly overfitting", "memory in danger", "speed"]
     skipped = verdict(fold(*steps(50), StepSkipped(51, "loss", [3])), "running", config=CONFIG)
     assert rules(skipped)[:2] == ["skipped steps", "doing well"]
-    assert skipped.main.text.startswith("1 step of the latest 100 changed no weight")
+    assert skipped.main.text.startswith("1 step was skipped of the latest 100")
 
 
 def test_calm_findings_of_memory_and_speed_stand_under_what_the_run_learns():
     snapshot = fold(*steps(60), *growing(limit=400), total=65)
     found = verdict(snapshot, "running", config=CONFIG)
     assert rules(found) == ["doing well", "speed", "memory"] and not alarms(snapshot)
-    assert found.also[1].text == "RAM grows and lasts to the end: 70.0 GiB of 400 GiB now."
+    assert found.also[1].text == "RAM grows, but lasts to the end: 70.0 GiB of 400 GiB now."
     assert sentence(snapshot, "running") == found.main.text
 
 

@@ -44,7 +44,7 @@ def test_growth_that_lasts_to_the_end_is_calm():
     snapshot = fold(*steps(60), *growing(), total=85)
     (found,) = of_memory(snapshot)
     assert found.tone == "calm"
-    assert "lasts to the end" in found.text
+    assert "but lasts to the end" in found.text
     assert not in_danger(snapshot)
 
 

@@ -46,13 +46,13 @@ def test_compute_bound_is_said():
     assert (found.text, found.tone) == ("The GPU is busy; 3 % of the time it waits.", "good")
     assert not found.advice
     assert found.offer is None
-    assert "Of 28 clean steps" in found.evidence
+    assert "as 28 steps show" in found.evidence
     by_hand = of_speed(
         fold(*steps(h2d=0.03)), CONFIG.with_values({"engine.activation_checkpointing": "full"})
     )
     assert by_hand.offer.changes == {"engine.activation_checkpointing": "auto"}
     # Pages receive the form's names for the settings.
-    assert "because Activation checkpointing was set by hand" in by_hand.to_dict()["advice"]
+    assert "Activation checkpointing was set by hand" in by_hand.to_dict()["advice"]
     assert of_speed(fold(*steps(h2d=0.09))).tone == "good"
 
 
@@ -131,7 +131,7 @@ def test_weights_and_gradients_late_on_the_bus():
 def test_rows_that_come_late_and_launches_are_told_apart():
     found = of_speed(fold(*steps(data=0.15, other=0.2)), CONFIG)
     assert found.text == (
-        "Data-bound: the GPU waits 15 % of the time while rows are put together; other waits: "
+        "The GPU waits 15 % of the time for rows of the data; other waits: "
         "launches and the rest 5 %."
     )
     assert found.offer is None

@@ -36,11 +36,11 @@ BY_CHANCE = Interval(-0.1, 0.1)
         ([loss(2, 1, FELL), right(0, 0.9, GAINED)], "Yes", "good", "trained 90 %."),
         ([loss(2, 1, FELL), right(0, 0, BY_CHANCE)], "Yes", "good", "No answer is right yet."),
         ([loss(2, 3, ROSE), right(0, 0.9, GAINED)], "Yes", "calm", "But worse: Validation loss."),
-        ([loss(2, 3, ROSE), right(0, 0, BY_CHANCE)], "No", "bad", "A lower learning rate"),
-        ([loss(2, 2, BY_CHANCE)], "Cannot tell yet", "calm", "with 38 rows"),
-        ([loss(6, 0.1, None, 2)], "Cannot tell yet", "calm", "2 validation rows are too few; 20 "),
-        ([loss(6, 0.1, None, 1)], "Cannot tell yet", "calm", "1 validation row is too few"),
-        ([right(0, 1, None, 3)], "Cannot tell yet", "calm", "3 prompts are too few"),
+        ([loss(2, 3, ROSE), right(0, 0, BY_CHANCE)], "No", "bad", "Try a lower learning rate"),
+        ([loss(2, 2, BY_CHANCE)], "Cannot tell yet", "calm", "With 38 rows"),
+        ([loss(6, 0.1, None, 2)], "Cannot tell yet", "calm", "Only 2 validation rows: "),
+        ([loss(6, 0.1, None, 1)], "Cannot tell yet", "calm", "Only 1 validation row: to be sure"),
+        ([right(0, 1, None, 3)], "Cannot tell yet", "calm", "Only 3 prompts: to be sure"),
         ([loss(6, 0.1, None, 38)], "Cannot tell yet", "calm", "different rows"),
         ([loss(6, None, None)], "Cannot tell yet", "calm", "The trained model is not evaluated"),
         ([loss(None, 1, None)], "Cannot tell yet", "calm", "The base model is not evaluated"),
@@ -75,4 +75,4 @@ def test_nothing_is_answered_before_an_evaluation_and_the_base_of_a_continued_ru
         append_evaluation(run.path, began)
         append_evaluation(run.path, LossMeasured("1", "trained", 1.0, [1.0], [9]))
     assert "began with" not in shown(first)["helped"]["text"]
-    assert "began with the weights of First; Overview" in shown(then)["helped"]["text"]
+    assert "Overview compares with First, whose weights" in shown(then)["helped"]["text"]

@@ -204,7 +204,7 @@ def test_no_loss_is_called_the_best_across_different_data():
     answer = comparison([long, other], "step")
     assert (
         not {name for name in best_of(answer) if "oss" in name}
-        and "different data" in answer["caution"]
+        and "data may differ" in answer["caution"]
     )
     unread = Compared("x", "x", "finished", short.snapshot, {})
     assert comparison([long, unread], "step")["caution"] == answer["caution"]

@@ -149,7 +149,7 @@ def test_a_damaged_line_hides_no_other(written, name, place):
         assert summarize(folder).step == STEPS
     assert [
         "Record",
-        "1 line could not be read, so a point of a curve may be missing; the log says which",
+        "1 line could not be read (see Log), so a curve may lack a point",
     ] in (answer["parts"]["details"]["facts"])
     assert any(
         "is damaged" in line["text"] or "which cannot be" in line["text"]
