@@ -100,7 +100,7 @@ def test_nothing_can_be_exported_or_pushed_before_the_page_knows_of_which_run(
     form = cards[0].get_by_label("Format")
     expect(form.locator("option:enabled")).to_have_text(["Folder (transformers)"])
     expect(form.locator("option[value=gguf]")).to_have_text("GGUF file (not for this model)")
-    expect(cards[0].locator("[data-field=no-gguf]")).to_contain_text("does not divide texts")
+    expect(cards[0].locator("[data-field=no-gguf]")).to_contain_text("needs a BPE tokenizer")
     page.close()
 
 

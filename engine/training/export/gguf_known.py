@@ -44,10 +44,7 @@ _OTHER_TOKENIZER = (
     "llama.cpp does not divide texts as this model's tokenizer does, so there is no GGUF file of "
     "it. Export a folder. SmolLM2, Qwen2.5, Qwen3, Llama, Mistral 7B and Gemma 3 can be GGUF files."
 )
-_OTHER_KIND = (
-    "The tokenizer of this model is of the kind {}, and a GGUF file is written for those that "
-    "merge pairs (BPE) alone. Export a folder."
-)
+_OTHER_KIND = "A GGUF file needs a BPE tokenizer, and that of this model is {}. Export a folder."
 
 
 class NoGguf(RunError):
