@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import secrets
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -151,6 +153,20 @@ class Session:
         if run_id is None:
             return None
         return f"{self.name_of_run(run_id)} is training. This run can start after it."
+
+    def free_at(self) -> float | None:
+        """Returns when the run that is under way ends if it goes on as it does, to the minute, in
+        Unix seconds; None where that is not known.
+        """
+        run_id = self.busy_id
+        if run_id is None:
+            return None
+        try:
+            snapshot = self.follow(run_id).snapshot
+        except RunError:
+            return None
+        left = snapshot.seconds_left if snapshot.state == "running" else None
+        return None if left is None else 60 * math.ceil((time.time() + left) / 60)
 
     def start(self, config: TrainConfig) -> str:
         """Starts a run and returns its id at once. One on several GPUs gets a process of its own.

@@ -47,12 +47,12 @@ from app.pages.new.fitting import fitting
 from app.pages.new.fixes import best_suggestions, fix_of, fix_of_passes
 from app.pages.new.known_models import is_offered, remark_on_example
 from app.pages.new.machine_findings import slower_by, to_confirm
-from app.pages.new.model_cards import model_cards, rounded_machine
+from app.pages.new.model_cards import model_cards
 from app.pages.new.receipt import job_lines
 from app.pages.new.run_length import RunLength, Sample, run_length, run_length_text
 from app.pages.new.usual_pace import Pace, usual_pace
 from app.session.session import Session
-from app.shared.steady_machine import steadied
+from app.shared.steady_machine import free_on, steadied
 from engine.config.data_settings import DataConfig
 from engine.config.preference_settings import OBJECTIVE
 from engine.config.setting_warnings import setting_warnings
@@ -153,6 +153,7 @@ class Checker:
         """
         given = shown
         shown, notes = with_even_rows(shown)
+        free = free_on(self._machine())
         try:
             config = read_config(shown)
             asked = self._asked(config)
@@ -189,6 +190,10 @@ class Checker:
         smaller = self._smaller(config, asked[1]) if too_large else ()
         costs = self._costs(*asked) if timed else None
         busy = self._session.why_not_start()
+        waiting = len(self._session.queue.listed()) if busy else 0
+        begins: float | None = 0.0
+        if busy:  # how long those take that wait is not known
+            begins = None if waiting else self._session.free_at()
         lacks, lacking = self._lacks(config)
         to_download = self._to_download(config)
         beside = Beside(
@@ -202,13 +207,15 @@ class Checker:
             length=found,
             run_seconds=seconds,
             pace=pace.note,
-            waiting=len(self._session.queue.listed()) if busy else 0,
+            waiting=waiting,
+            begins=begins,
             smaller=smaller,
             has_more=bool(on_example),
             costs=costs,
             lacks=lacks,
             lacking=lacking,
             asks=asks,
+            free=free,
         )
         return fit_panel(report, busy, beside)
 
@@ -275,7 +282,7 @@ class Checker:
 
     def models(self, preset: str | None, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns `models` of the catalog as cards, those that fit first; see `model_cards`. Each
-        has the settings that follow when a person chooses it.
+        has the settings that follow when a person chooses it. `free`: with what they were judged.
         """
         try:
             chosen = read_config(with_even_rows(shown)[0])
@@ -285,13 +292,13 @@ class Checker:
             example = next(found for each in sources if (found := example_of(each)) is not None)
             of_example = self._with_model(preset, shown, example.source)
             unnamed = {"name": ""}  # another name is no reason to plan again
-            machine = rounded_machine(self._machine())
+            machine = self._machine()
             downloads = self._session.engine.downloads_weights
             of_models = (chosen.with_values(unnamed), of_example.with_values(unnamed))
             cards = self._cards(job.with_values(unnamed), machine, *of_models, downloads)
-            return {"models": list(cards)}
+            return {"models": list(cards), "free": free_on(machine)}
         except RamstreamError:  # the fit panel says what is wrong
-            return {"models": []}
+            return {"models": [], "free": ""}
 
     def _with_model(self, preset: str | None, shown: dict[str, Any], source: str) -> TrainConfig:
         """Returns the form's settings with another model, and what follows from it."""
@@ -428,7 +435,8 @@ class Checker:
     def _pace(self, report: FitReport, machine: Machine) -> Pace:
         """Returns how runs on the device of `report` usually go."""
         device = CPU if report.choices["device"] == "cpu" else machine.gpus[0].name
-        return usual_pace(self._session.runs(), device, measured_at(device) or 0.0)
+        since = measured_at(device) or 0.0
+        return usual_pace(self._session.runs(), report.model["source"], device, since)
 
     def _to_download(self, config: TrainConfig) -> int:
         """Returns the bytes of weights that a run would first download, or 0."""

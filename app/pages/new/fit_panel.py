@@ -79,6 +79,7 @@ def unchecked(headline: str, sentence: str, wrong: str | None = None) -> dict[st
         "length": None,
         "smaller": [],
         "model": None,
+        "free": "",
         "field": wrong,
         "can_start": False,
         "can_queue": False,
@@ -111,6 +112,8 @@ class Beside:
     """What is counted in there of earlier runs."""
     waiting: int = 0
     """Number of runs in the queue."""
+    begins: float | None = 0.0
+    """When the run can begin, as for `clock`."""
     smaller: Sequence[CatalogEntry] = ()
     """Models that would fit instead."""
     has_more: bool = False
@@ -125,6 +128,8 @@ class Beside:
     """The same in a few words."""
     asks: Mapping[str, Any] = field(default_factory=dict)
     """What a person should confirm before a start, with the button that does."""
+    free: str = ""
+    """What is free on this machine."""
 
 
 def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, Any]:
@@ -151,7 +156,11 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         why_not = next(iter(beside.asks)) if fits else why_not
         tone, headline = ("warn", ONE_TO_CONFIRM) if fits else (tone, headline)
     shown = best_suggestions(report.suggestions)
-    suggestions = [suggestion_card(suggestion, report, beside.rate) for suggestion in shown]
+    suggestions = [
+        suggestion_card(suggestion, report, beside.rate)
+        | {"is_recommended": number == 0 and not fits}
+        for number, suggestion in enumerate(shown)
+    ]
     on_gpu = report.choices["device"] != "cpu"
     has_times = bool(report.time["step_seconds"])
     has_costs = fits and has_times and on_gpu
@@ -192,6 +201,7 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         "smaller": [_instead(entry) for entry in beside.smaller],
         # Of a model that does not fit, the page offers to look for machines that train it.
         "model": None if fits else report.model["source"],
+        "free": beside.free,
         "field": None,
         "can_start": fits and not busy and not beside.lacks and not beside.asks,
         # This includes drafts that do not fit: the memory that the active run takes now will be
@@ -252,7 +262,7 @@ def _time_rows(report: FitReport) -> list[dict[str, str]]:
 
 
 def _clock(report: FitReport, beside: Beside) -> dict[str, Any]:
-    return clock(beside.run_seconds, _why_no_time(report), beside.pace)
+    return clock(beside.run_seconds, _why_no_time(report), beside.pace, beside.begins)
 
 
 def _why_no_time(report: FitReport) -> str:

@@ -30,19 +30,9 @@ from engine.planning.shape.model_shape import ModelShape
 
 FITTING, TOO_LARGE = 5, 1
 """Number of cards of models that fit, that of an example included, and of those that do not."""
-GRAIN = 256 << 20
-"""Free memory and disk are rounded down to a multiple of this (bytes), so that cards do not change
-with each page of memory that some program takes.
-"""
 FOR_THE_EXAMPLE = "for the example only"
 
 Known = tuple[CatalogEntry, ModelShape]
-
-
-def rounded_machine(machine: Machine) -> Machine:
-    """Returns the machine as cards see it: without what changes all the time."""
-    ram, disk = (size // GRAIN * GRAIN for size in (machine.ram_available, machine.disk_free))
-    return replace(machine, ram_available=ram, disk_free=disk)
 
 
 def model_cards(

@@ -39,6 +39,17 @@ export class Models {
         const key = JSON.stringify(Object.entries(shown).filter(([name]) => !ASIDE.includes(name)));
         if (key === this.key) return;
         this.key = key;
+        this.loadSoon();
+    }
+
+    // free: what was free when the Summary was made. Cards never contradict it.
+    judgedWith(free) {
+        if (!free || !this.free || free === this.free) return;
+        this.free = "";
+        this.loadSoon();
+    }
+
+    loadSoon() {
         clearTimeout(this.pause);
         this.pause = setTimeout(() => this.load(), SETTLED);
     }
@@ -57,6 +68,7 @@ export class Models {
         const { key, preset, shown } = this;
         const answer = await send("/api/models", { preset, shown }).catch(() => null);
         if (!answer || key !== this.key) return;
+        this.free = answer.free;
         this.cards = inOrder(answer.models, this.order);
         this.order = this.cards.map(({ id }) => id);
         setText(field(this.root, "models-caption"), this.caption());

@@ -3,13 +3,12 @@
 
 import { el, inCode } from "../../shared/dom.js";
 
-// suggestion: as the server describes it; number: its place; fill: changes settings.
-export function offerCard({ title, note, about, bars, changes }, number, fill) {
-    const isFirst = number === 0;
+// suggestion: as the server describes it; fill: changes settings.
+export function offerCard({ title, note, about, bars, changes, is_recommended: isBest }, fill) {
     return el(
         "button",
         { type: "button", class: "rs-suggestion", title: about, click: () => fill(changes) },
-        el("b", {}, title, isFirst ? el("em", {}, "recommended") : null),
+        el("b", {}, title, isBest ? el("em", {}, "recommended") : null),
         ...bars.map(beforeAndAfter),
         note ? el("span", {}, note) : null,
     );

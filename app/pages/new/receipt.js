@@ -56,7 +56,7 @@ export class Receipt {
         this.part("clock").hidden = !clock.text;
         this.part("clock").title = clock.why;
         setText(field(this.root, "clock"), clock.text);
-        setText(field(this.root, "done"), doneAt(clock.seconds));
+        setText(field(this.root, "done"), doneAt(clock));
         this.part("measure").hidden = !clock.to_measure;
         const pace = field(this.root, "pace");
         pace.hidden = !clock.note;
@@ -89,9 +89,9 @@ function fromModel(fill) {
     return el("button", act, "Start from the model instead");
 }
 
-// When a run that starts now is done, in the time of the reader.
-function doneAt(seconds) {
-    if (seconds === null) return "";
-    const end = Date.now() / 1000 + seconds;
+// When a run that starts as soon as it can is done, in the time of the reader.
+function doneAt({ seconds, begins }) {
+    if (seconds === null || begins === null) return "";
+    const end = Math.max(begins, Date.now() / 1000) + seconds;
     return ` · done ≈ ${isToday(end) ? clockText(end) : momentText(end)}`;
 }

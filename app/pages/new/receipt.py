@@ -44,15 +44,26 @@ def _length(config: TrainConfig, found: RunLength | None) -> str:
     return f"{passes} ({counted(max(1, round(found.steps)), 'step')})"
 
 
-def clock(seconds: float | None, why_unknown: str, note: str = "") -> dict[str, Any]:
+def clock(
+    seconds: float | None, why_unknown: str, note: str = "", begins: float | None = 0.0
+) -> dict[str, Any]:
     """Returns the time of a run: its `seconds` and their `text` with a `note`, or `why` they are
-    not known. `to_measure`: measuring this machine would tell.
+    not known. `to_measure`: measuring this machine would tell. `begins`: when the run can begin, in
+    Unix seconds; 0 for at once, None where that is not known.
     """
     if seconds is not None:
         text = in_predicted_time(seconds)
-        return {"seconds": seconds, "text": text, "why": "", "note": note, "to_measure": False}
+        return {
+            "seconds": seconds,
+            "begins": begins,
+            "text": text,
+            "why": "",
+            "note": note,
+            "to_measure": False,
+        }
     return {
         "seconds": None,
+        "begins": begins,
         "text": "unknown" if why_unknown else "",
         "why": why_unknown,
         "note": "",

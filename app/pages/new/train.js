@@ -29,6 +29,7 @@ const TIMES_PAUSE = 250; // a fit panel stands, and its suggestions have no time
 const AT_ONCE = 20; // something was chosen or pasted
 const TOGETHER = 5; // Gradio has sent the form, which it may do again
 const RETRY = 2000; // the server did not answer, or failed to
+const AGAIN = 10000; // free memory may be another, or another run under way
 const LOST = 10000; // what was chosen has not arrived in the form
 const BEHIND = 100; // Gradio has not yet received what the boxes show
 const TIMES_BEHIND = 50; // this many attempts
@@ -384,6 +385,7 @@ async function check(place, form) {
     // Only the newest request counts: the one before is aborted, and its answer is not drawn.
     place.asking?.abort();
     place.asking = new AbortController();
+    clearTimeout(place.again);
     const { signal } = place.asking;
     if (isChange(place, form)) place.receipt.isAsking(true);
     place.form = form;
@@ -414,7 +416,9 @@ async function check(place, form) {
     }
     if (signal.aborted) return;
     place.answer = fit;
+    place.answered = JSON.stringify(fit);
     place.checked = form;
+    lookAgain(place);
     // What a preset says of its data and its model is not true of others.
     document.body.classList.toggle("rs-own", fit.as_preset === false);
     places.new_head?.shown.took(form, fit.as_preset === false || Boolean(place.typed));
@@ -422,6 +426,19 @@ async function check(place, form) {
     settle(place);
     askForPreview();
     if (fit.to_be_timed) await askForTimes(place, form, signal);
+}
+
+// Asks once more after a while, and draws what is another answer.
+function lookAgain(place) {
+    place.again = setTimeout(async () => {
+        const { form, asking } = place;
+        const isSeen = isShown(place.element) && !document.hidden && !place.receipt.asking;
+        const fit =
+            isSeen && (await send("/api/check", { ...form, keep: false }).catch(() => null));
+        if (place.asking !== asking) return; // a newer one was asked for
+        if (fit && JSON.stringify(fit) !== place.answered) check(place, form);
+        else lookAgain(place);
+    }, AGAIN);
 }
 
 // Draws the fit panel again, with the time of each suggestion, unless the form has changed
@@ -474,13 +491,14 @@ const UNCHECKED = {
     fixes: {},
     job: [],
     continues: "",
-    clock: { seconds: null, text: "", why: "", note: "", to_measure: false },
+    clock: { seconds: null, begins: 0, text: "", why: "", note: "", to_measure: false },
     size: "",
     help: "",
     run_length: "",
     length: null,
     smaller: [],
     model: null,
+    free: "",
     lives: "",
     lives_more: "",
     bars: [],
@@ -498,6 +516,7 @@ function drawFit(place, fit) {
     const { element } = place;
     place.receipt.show(fit);
     places.models?.models.continues(fit.continues);
+    places.models?.models.judgedWith(fit.free);
     for (const name of ["lives", "lives_more", "size", "help"])
         field(element, name).textContent = fit[name];
     element.querySelector('[data-part="memory"]').hidden = !fit.bars.length;
@@ -505,7 +524,7 @@ function drawFit(place, fit) {
         ...fit.reasons.map((reason) => reasonRow(reason, fixesOf(reason, fit, place))),
     );
     field(element, "suggestions").replaceChildren(
-        ...fit.suggestions.map((each, number) => offerCard(each, number, fill)),
+        ...fit.suggestions.map((each) => offerCard(each, fill)),
     );
     field(element, "needs").replaceChildren(...fit.bars.map(needRow));
     drawParts(place, fit.bars);

@@ -9,8 +9,12 @@ from typing import Any
 
 from engine.runs.summaries.listing import RunSummary
 
-RUNS = 3
-"""Number of latest runs that are looked at, at most."""
+RUNS = 9
+"""Number of latest runs that are looked at, at most: the median of few goes up and down with each
+run that ends.
+"""
+ALIKE = 3
+"""Number of runs of the same model from which on those of others are left out."""
 MARGIN = 0.15
 """Share by which they must differ from what was predicted to be counted in."""
 
@@ -31,20 +35,25 @@ class Pace:
         return found
 
 
-def usual_pace(runs: Sequence[RunSummary], device: str, since: float) -> Pace:
-    """Returns how steps of the latest finished runs on `device` went. runs: the newest first.
-    since: when its rates were measured, in Unix seconds; earlier runs were predicted from others.
+def usual_pace(runs: Sequence[RunSummary], model: str, device: str, since: float) -> Pace:
+    """Returns how steps of the latest finished runs on `device` went: of those of the same model
+    where there are enough. runs: the newest first. since: when the rates of the device were
+    measured, in Unix seconds; earlier runs were predicted from others.
     """
     known = [
-        run.step_times
+        run
         for run in runs
         if run.state == "finished"
         and run.device == device
         and run.created >= since
         and run.step_times is not None
-    ][:RUNS]
-    times = statistics.median(known) if known else 1.0
+    ]
+    alike = [run for run in known if run.model == model]
+    latest = (alike if len(alike) >= ALIKE else known)[:RUNS]
+    found = [run.step_times for run in latest if run.step_times is not None]
+    times = round(statistics.median(found), 1) if found else 1.0
     if abs(times - 1) <= MARGIN:
         return Pace()
-    who = "last run" if len(known) == 1 else f"last {len(known)} runs"
-    return Pace(times, f"Adjusted: the {who} here took {times:.1f} times the predicted time.")
+    which = " of this model" if len(alike) >= ALIKE else ""
+    who = "last run" if len(found) == 1 else f"last {len(found)} runs{which}"
+    return Pace(times, f"Adjusted: the {who} here took {times:.1f}× as long as predicted.")

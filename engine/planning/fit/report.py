@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.config.settings import TrainConfig
 from engine.machine.device import measured_rates
-from engine.machine.known_machines import known_machine
+from engine.machine.known_machines import SYSTEM_RAM_BYTES, known_machine
 from engine.machine.read_machine import Machine
 from engine.planning.fit.answers_memory import AnswersMemory, answers_memory
 from engine.planning.fit.checkpoint_sizes import best_bytes
@@ -253,13 +253,27 @@ def _reasons(requirements: Requirements, helped: bool) -> list[str]:
     ]
     reasons = [_short_of(name, requirements.parts[name]) for name in failing]
     if failing and not helped:
-        reasons.append(
-            "No setting makes this model fit here. Choose a smaller model or another machine."
-        )
+        reasons.append(_no_setting(requirements, failing))
     for name, part in requirements.parts.items():
         if part.status == FitStatus.TIGHT:
             reasons.append(_almost_full(name, part))
     return reasons + _warnings(requirements, bool(failing))
+
+
+def _no_setting(requirements: Requirements, failing: list[PartName]) -> str:
+    """Returns how much is missing where no setting helps, and what to do about it: to free what
+    other programs hold, where that suffices.
+    """
+    parts, machine = requirements.parts, requirements.machine
+    short = {name: parts[name].total - parts[name].known_limit for name in failing}
+    lacks = " and ".join(f"{in_gib(size)} more {PART_WORDS[name]}" for name, size in short.items())
+    said = f"No setting makes this model fit here: it needs {lacks}."
+    others = machine.ram_limit - machine.ram_available
+    if failing == [PartName.HOST] and short[PartName.HOST] <= others - SYSTEM_RAM_BYTES:
+        return f"{said} Other programs use {in_gib(others)} of RAM: close some of them."
+    if failing == [PartName.DISK]:
+        return f"{said} Free some disk space."
+    return f"{said} Choose a smaller model or another machine."
 
 
 def _almost_full(name: PartName, part: Part) -> str:

@@ -382,11 +382,20 @@ def requirements_of(
         rates = replace(rates, network=facts.network)
     job = Job(shape, config, config.row_tokens, facts.rounding, nodes=facts.nodes)
     facts = replace(facts, rates=rates)
+    on_ranks = _on_ranks(job, machine, rates)
     found = [
         Requirements(config, machine, shape, choose(each, target, coarse), facts)
-        for each, target in _on_ranks(job, machine, rates)
+        for each, target in on_ranks
     ]
     requirements = min(found, key=_slowness)
+    if requirements.status(MEMORY) == FitStatus.DOES_NOT_FIT and not coarse:
+        # The planner looks at what steps take. What loading takes besides may need a smaller plan.
+        found = [
+            Requirements(config, machine, shape, chosen, facts)
+            for each, target in on_ranks
+            for chosen in least_choices(each, target)
+        ]
+        requirements = min(requirements, *found, key=_slowness)
     tight = [
         name
         for name in MEMORY

@@ -217,8 +217,10 @@ class _Search:
         return found
 
     def _first_that_helps(self, kind: Kind) -> list[Suggestion]:
-        """Returns the smallest suggestion of a kind, if there is one."""
-        options = kind.options
+        """Returns the smallest suggestion of a kind, if there is one. The next larger one takes its
+        place where the job fits comfortably with that one alone.
+        """
+        options, only_just = kind.options, None
         if self._wanted == (FitStatus.FITS,) and kind.is_graded:
             # If the job fits already, though only just, drastic changes such as rows an eighth as
             # long are not proposed.
@@ -228,12 +230,18 @@ class _Search:
             if result is None:
                 continue
             if result.status() in self._wanted:
-                if self._is_planned(option.changes):
-                    return [self._suggestion(option, result)]
+                if not self._is_planned(option.changes):
+                    continue
+                suggestion = self._suggestion(option, result)
+                if result.status() == FitStatus.FITS:
+                    return [suggestion]
+                if only_just is not None:
+                    break
+                only_just = suggestion
                 continue
             if len(self._bad) > 1 and self._helps_some(option, result):
                 break
-        return []
+        return [only_just] if only_just is not None else []
 
     def _helps_some(self, option: Option, result: Requirements) -> bool:
         """Records which of the parts that do not fit the option helps, and returns whether it helps

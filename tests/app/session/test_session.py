@@ -5,6 +5,8 @@ runs in other processes.
 from __future__ import annotations
 
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -249,3 +251,14 @@ def test_a_run_of_another_process_blocks_start_while_it_goes_on(session):
             session.start(CONFIG)
         assert get(session, f"/api/live/{folder.id}").json()["active"] == folder.id
     session.start(CONFIG)
+
+
+def test_when_the_machine_is_free_again_is_known_while_a_run_goes_on(session, monkeypatch):
+    assert session.free_at() is None
+    snapshot = SimpleNamespace(seconds_left=90.0, state="running")
+    monkeypatch.setattr(type(session), "busy_id", property(lambda _: "a-run"))
+    monkeypatch.setattr(session, "follow", lambda _: SimpleNamespace(snapshot=snapshot))
+    at = session.free_at()
+    assert 88 <= at - time.time() <= 150 and at % 60 == 0
+    snapshot.state = "paused"
+    assert session.free_at() is None

@@ -48,6 +48,7 @@ def test_a_mix_is_told_in_short():
 def test_the_time_is_known_or_why_it_is_not():
     assert clock(54.2, "", "As usual.") == {
         "seconds": 54.2,
+        "begins": 0.0,
         "text": "≈ 55 s",
         "why": "",
         "note": "As usual.",
@@ -56,6 +57,7 @@ def test_the_time_is_known_or_why_it_is_not():
     assert clock(None, TO_MEASURE)["to_measure"] and clock(None, TO_MEASURE)["text"] == "unknown"
     assert clock(None, "Not in bf16.") == {
         "seconds": None,
+        "begins": 0.0,
         "text": "unknown",
         "why": "Not in bf16.",
         "note": "",
