@@ -71,7 +71,8 @@ def test_every_place_has_an_address_and_back_forward_and_a_reload_find_it(contex
     page.goto(f"{server.address}/?show=runs")
     entries = page.locator(".rs-nav li")
     expect(entries.nth(0)).to_contain_text(re.compile(r"Going\s*Running · 40 %"))
-    expect(entries.nth(1)).to_contain_text("Over")
+    expect(entries.nth(1)).to_contain_text(re.compile(r"Over\s*Learned"))
+    expect(entries.nth(1).locator("a")).to_have_attribute("data-tone", "good")
     expect(current(page, ".rs-nav > a")).to_have_text("Runs")
     expect(state(page)).to_be_visible()  # of the run that goes on, on every page
     expect(page.locator(".rs-views")).to_be_hidden()
@@ -95,6 +96,16 @@ def test_every_place_has_an_address_and_back_forward_and_a_reload_find_it(contex
     page.get_by_label("Kind").select_option("Everything")
     expect(page.locator(".rs-log")).not_to_contain_text("not shown")
     expect(page.locator(".rs-log li", has_text="over 900 tokens")).to_have_count(4)
+    # Words and a kind find together, and how many there are is said.
+    search, found = page.locator("[data-part=log-search] input"), page.locator(".rs-log li")
+    search.fill("Step 41")
+    expect(found).to_have_count(2)
+    page.get_by_label("Kind").select_option("Checkpoints and exports")
+    expect(found).to_contain_text(["Best so far: step 41"])
+    expect(page.locator("[data-field=log-count]")).to_contain_text(re.compile(r"^1 of \d+ entries"))
+    search.fill("nothing of that kind")
+    expect(found).to_have_text(["No entry matches."])
+    search.fill("")
     for _ in range(len(VIEWS) - 1):
         page.go_back()
     expect(current(page, ".rs-nav > a")).to_have_text("Runs")
