@@ -196,7 +196,7 @@ def test_a_tokenizer_that_divides_texts_otherwise_is_refused():
         vocabulary(tokenizer, len(tokenizer))
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     unigram = {"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": 0}
-    assert "of the kind Unigram" in refusal_of_tokenizer(content | {"model": unigram})
+    assert "of this model is Unigram" in refusal_of_tokenizer(content | {"model": unigram})
 
 
 def test_the_example_of_the_first_minute_can_be_a_file():
