@@ -38,6 +38,14 @@ class _Kept(msgspec.Struct):
 
     preset: str | None
     shown: dict[str, bool | str | int | float | None]
+    continues: bool = False
+    """The settings are those that continue a run, as a person asked for on its page."""
+    own: _Kept | None = None
+    """The person's own draft, whose place these settings took; None where there was none."""
+
+    def own_again(self) -> _Kept | None:
+        """Returns this draft, or the own one where it continues a run."""
+        return self.own if self.continues else self
 
 
 class _File(msgspec.Struct):
@@ -69,8 +77,34 @@ class Drafts:
         """Keeps the draft of a tab. If it cannot be written to the disk, it is lost only at a
         restart.
         """
+        draft = _Kept(preset, shown)
         with self._lock:
-            self._remember(tab, _Kept(preset, shown))
+            before = self._drafts().get(tab)
+            if before is not None and before.continues and _start_of(before) == _start_of(draft):
+                draft = _Kept(preset, shown, True, before.own)
+            self._remember(tab, draft)
+
+    def remember_continuing(self, tab: str, shown: dict[str, Any]) -> None:
+        """Keeps settings that continue a run as the draft of a tab, and its own draft beside."""
+        with self._lock:
+            before = self._drafts().get(tab)
+            own = None if before is None else before.own_again()
+            self._remember(tab, _Kept(None, shown, True, own))
+
+    def is_continuing(self, tab: str) -> bool:
+        """Returns whether a tab's draft continues a run, as a person asked for on its page."""
+        with self._lock:
+            found = self._drafts().get(tab)
+            return found is not None and found.continues
+
+    def own(self, tab: str) -> tuple[str | None, Any] | None:
+        """Returns the preset and the component values of a tab's own draft; None where there is
+        none that can be shown.
+        """
+        with self._lock:
+            found = self._drafts().get(tab)
+            own = None if found is None else found.own_again()
+            return None if own is None or not _can_be_shown(own) else (own.preset, own.shown)
 
     def _remember(self, tab: str, draft: _Kept) -> None:
         kept = self._drafts()
@@ -92,15 +126,18 @@ class Drafts:
 
     def recall(self, tab: str = NO_TAB, other: str = NO_TAB) -> tuple[str | None, Any] | None:
         """Returns the preset and the component values of a tab. A tab without a draft begins with a
-        copy of that of the tab `other`, or else of the last one, which is its own from then on.
+        copy of that of the tab `other`, or else of the last one, which is its own from then on. A
+        draft that continues a run stays in the tab in which a person asked for it.
 
         It returns None if there is no draft, or if this version cannot show it. A file that cannot
         be read is set aside, which `problem` reports.
         """
         with self._lock:
             kept = self._drafts()
-            last = kept[next(reversed(kept))] if kept else None
-            found = (kept.get(tab) if tab else None) or (kept.get(other) if other else None) or last
+            found = (kept.get(tab) if tab else None) or (kept.get(other) if other else None)
+            if found is None and kept:
+                name, last = next(reversed(kept.items()))
+                found = last if name == NO_TAB else last.own_again()
             if found is None or not _can_be_shown(found):
                 return None
             if tab and tab not in kept:
@@ -124,6 +161,10 @@ class Drafts:
             self.problem = f"The drafts of before cannot be read ({error.strerror}): see {aside}."
             print(f"ramstream: {self.problem}", file=sys.stderr)
             return {}
+
+
+def _start_of(draft: _Kept) -> str:
+    return str(draft.shown["model.start_from"] or "")
 
 
 def _can_be_shown(draft: _Kept) -> bool:

@@ -125,10 +125,20 @@ export function trainShown(again = false) {
         waitUntilFilled(fit.element.closest(FORM), isFilled); // redrawn only now
         places.models?.models.shownAgain();
         fit.ask(AT_ONCE);
+        ownAgain(fit);
     }
     if (!fit?.form || !preview || fit.wasExamined || !isShown(fit.element)) return;
     fit.wasExamined = true;
     preview.trigger("submit");
+}
+
+// Who opens New anew finds the own draft, not settings that continued a run.
+async function ownAgain(fit) {
+    const { continues } = fit.answer ?? {};
+    if (!continues || fit.awaits) return;
+    const answer = await send("/api/draft/own", { tab: tabName() }).catch(() => null);
+    if (!answer?.draft || fit.awaits) return; // something was chosen meanwhile
+    replaceDraft(answer.draft, `Your settings are back, in place of those to continue ${continues}.`);
 }
 
 // Is called with whether the server answers. Text typed during an outage is checked, and thereby

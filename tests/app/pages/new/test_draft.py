@@ -115,6 +115,40 @@ def test_a_tab_begins_with_a_copy_and_keeps_it(session):
         assert drafts.recall() == ("starter.yaml", shown_values(OTHER))
 
 
+def test_who_continues_a_run_keeps_the_own_draft(session):
+    drafts, own = Drafts(session.runs_dir), shown_values(OTHER)
+    continuing = shown_values(CONFIG.with_values({"model.start_from": "runs/one"}))
+    drafts.remember("mine", "starter.yaml", own)
+    for _ in range(2):
+        drafts.remember_continuing("mine", continuing)
+    changed = continuing | {"train.steps": "9"}
+    drafts.remember("mine", None, changed)
+    assert kept(session, "mine") == (None, changed)
+    assert kept(session, "new") == ("starter.yaml", own), "another tab continues nothing"
+    again = Drafts(session.runs_dir)
+    assert again.is_continuing("mine") and again.own("mine") == ("starter.yaml", own)
+    again.remember("mine", None, changed | {"model.start_from": ""})
+    assert not again.is_continuing("mine"), "it starts from its model, and is the own draft"
+    again.remember_continuing("fresh", continuing)
+    assert again.recall("fresh") == (None, continuing) and again.own("fresh") is None
+
+
+def test_the_own_draft_is_had_again_by_its_route(session):
+    checker = Checker(session)
+    routes = draft_routes(session, checker)
+
+    def own():
+        return send(routes, "POST", "/api/draft/own", {"tab": "mine"}).json()["draft"]
+
+    checker.drafts.remember("mine", None, shown_values(OTHER))
+    assert own() is None
+    checker.drafts.remember_continuing("mine", shown_values(CONFIG))
+    assert own() == {"preset": None, "about": "", "shown": shown_values(OTHER)}
+    checker.drafts.remember_continuing("fresh", shown_values(CONFIG))
+    first = send(routes, "POST", "/api/draft/own", {"tab": "fresh"}).json()["draft"]
+    assert first["preset"] == "starter.yaml" and first["about"]
+
+
 def test_the_drafts_that_were_changed_last_are_kept(session):
     drafts, values = Drafts(session.runs_dir), shown_values(CONFIG)
     for number in range(MOST + 3):
