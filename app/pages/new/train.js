@@ -138,7 +138,10 @@ async function ownAgain(fit) {
     if (!continues || fit.awaits) return;
     const answer = await send("/api/draft/own", { tab: tabName() }).catch(() => null);
     if (!answer?.draft || fit.awaits) return; // something was chosen meanwhile
-    replaceDraft(answer.draft, `Your settings are back, in place of those to continue ${continues}.`);
+    replaceDraft(
+        answer.draft,
+        `Your settings are back, in place of those to continue ${continues}.`,
+    );
 }
 
 // Is called with whether the server answers. Text typed during an outage is checked, and thereby
