@@ -30,7 +30,7 @@ def with_rows(judged: Verdict, snapshot: RunSnapshot) -> Verdict:
     few = Finding(
         "few rows",
         "calm",
-        f"Judged by only {of}. To be sure takes {FEWEST_ROWS} or more.",
+        f"Judged by only {of}: {FEWEST_ROWS} are needed to be sure.",
         "More data or a larger data.eval_fraction gives more of them.",
     )
     return replace(judged, also=(few, *judged.also))

@@ -20,7 +20,7 @@ export class Answers {
         over.href = addressOf({ page: "run", view: "learning", run, step: null });
         setText(field(root, "answers-title"), title);
         const under = field(root, "answers-caption");
-        setText(under, caption);
+        setText(under, caption.replaceAll(" %", "\u00a0%"));
         under.title = about;
         setText(field(root, "began-with"), beganWith);
         const label = title.startsWith("Before") ? "After" : "Now";

@@ -120,7 +120,7 @@ def _steps(snapshot: RunSnapshot) -> set[int]:
 
 def _score(match: ExactMatchMeasured) -> str:
     share = in_share(match.correct / match.total)
-    return f"{match.correct:,} of {match.total:,} right ({share}), at step {match.step:,}"
+    return f"{match.correct:,} of {match.total:,} right ({share}) · step {match.step:,}"
 
 
 def _when(snapshot: RunSnapshot, step: int, is_over: bool) -> str:

@@ -87,7 +87,7 @@ def _unknown(known: Sequence[Figure]) -> Answer:
     elif count < FEWEST_ROWS:
         of_rows = "validation row" if of == "rows" else of.removesuffix("s")
         few = f"1 {of_rows}" if count == 1 else f"{count:,} {of_rows}s"
-        text = f"Only {few}: to be sure takes {FEWEST_ROWS} or more. {MORE_ROWS}"
+        text = f"Only {few}: {FEWEST_ROWS} are needed to be sure. {MORE_ROWS}"
     else:
         text = "Both models were evaluated on different rows. Evaluate again."
     return Answer(UNKNOWN, "calm", text)

@@ -37,7 +37,7 @@ def test_a_run_that_goes_on_says_it_too():
     judged = verdict(snapshot, "running")
     shown = head(snapshot, "running", SavedSteps(None, None), judged)
     assert (shown["title"], shown["tone"]) == ("Learning well", "calm")
-    assert shown["text"] == ("Judged by only 1 validation row. To be sure takes 20 or more.")
+    assert shown["text"] == "Judged by only 1 validation row: 20 are needed to be sure."
     assert "Validation share" in as_labeled(judged.also[0].advice)
 
 

@@ -100,7 +100,7 @@ def test_a_run_without_a_right_answer_is_not_said_to_learn_well():
 def test_in_the_end_more_are_shown_with_the_score():
     found = answers(run(BEFORE, *trained(30, few(20, "1", "1", "1"), AFTER)), is_over=True)
     assert found["title"] == "Before and after training"
-    assert found["caption"] == "6 of 6 right (100 %), at step 30"
+    assert found["caption"] == "6 of 6 right (100 %) · step 30"
     assert [(row["before"], row["now"]) for row in found["rows"]][:2] == [("?", "0"), ("?", "2")]
     assert len(found["rows"]) == 4 and all(row["is_right"] for row in found["rows"])
 
