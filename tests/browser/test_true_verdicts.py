@@ -87,6 +87,11 @@ def test_start_is_closed_while_the_model_is_not_to_be_had(context, server, width
     page.wait_for_selector(".rs-fit-panel[data-tone=warn]")
     found = page.locator(".rs-reasons")
     expect(found).to_contain_text(f"{MODEL} is not downloaded yet")
+    # What to do is told, and the rows are seen without a tokenizer.
+    expect(found).to_contain_text(f"hf download {MODEL} --local-dir FOLDER")
+    expect(page.locator("[data-field=models-caption]")).to_contain_text("No connection")
+    expect(page.locator(".rs-preview li")).to_have_count(5)
+    expect(page.locator(".rs-preview li").first).to_contain_text("messages: [")
     expect(page.locator("#start")).to_be_disabled()
     expect(page.locator("#add-to-queue")).to_be_hidden()
     headline = page.locator(".rs-fit-panel [data-field=headline]")

@@ -85,7 +85,7 @@ SAMPLES_KEPT = 32
 """Number of data sets whose measurements are kept."""
 ANY_MODEL = "any/model"
 """Stands for a model of the hub whose own values do not matter."""
-AFTER_TOKENIZER = "The first rows are shown once the model's tokenizer is there."
+AFTER_TOKENIZER = "The first rows as they are. Their tokens are counted once the model is here."
 NO_TOKENIZER = "The tokenizer of the model is missing."
 QUESTIONS = {
     "pair": "Is “{prompt}” the prompt and “{completion}” the answer?",
@@ -102,6 +102,11 @@ NONE_FITS = "No other model that is known fits with these settings."
 NONE_TO_BE_HAD = (
     "No other model that fits is on this machine, and this computer cannot reach Hugging Face."
 )
+WITHOUT_NETWORK = (
+    "To train without a connection, give the folder of a model under Model. On a computer with a "
+    "connection, `hf download {} --local-dir FOLDER` makes one."
+)
+"""What to do about a model that is not here and cannot be had, by its id."""
 WRONG_SETTING = "A setting needs your attention"
 UNUSED_FLAGS = "data.unused_flags"
 TAKEN_OVER = (
@@ -214,6 +219,7 @@ class Checker:
             costs=costs,
             lacks=lacks,
             lacking=lacking,
+            remedy=WITHOUT_NETWORK.format(config.model.source) if lacking == NO_MODEL else "",
             asks=asks,
             free=free,
         )
@@ -283,6 +289,7 @@ class Checker:
     def models(self, preset: str | None, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns `models` of the catalog as cards, those that fit first; see `model_cards`. Each
         has the settings that follow when a person chooses it. `free`: with what they were judged.
+        `is_cut_off`: those that are not on this machine cannot be had now.
         """
         try:
             chosen = read_config(with_even_rows(shown)[0])
@@ -296,9 +303,20 @@ class Checker:
             downloads = self._session.engine.downloads_weights
             of_models = (chosen.with_values(unnamed), of_example.with_values(unnamed))
             cards = self._cards(job.with_values(unnamed), machine, *of_models, downloads)
-            return {"models": list(cards), "free": free_on(machine)}
+            to_download = next((card["id"] for card in cards if card["is_download"]), None)
+            return {
+                "models": list(cards),
+                "free": free_on(machine),
+                "is_cut_off": to_download is not None and self._is_cut_off(job, to_download),
+            }
         except RamstreamError:  # the fit panel says what is wrong
-            return {"models": [], "free": ""}
+            return {"models": [], "free": "", "is_cut_off": False}
+
+    def _is_cut_off(self, job: TrainConfig, source: str) -> bool:
+        """Returns whether a model that is not on this machine cannot be had."""
+        other = job.with_values({"model.source": source})
+        refuse = self._session.engine.refuse_out_of_reach
+        return bool(_refusal(lambda: refuse(other, waits=False)))
 
     def _with_model(self, preset: str | None, shown: dict[str, Any], source: str) -> TrainConfig:
         """Returns the form's settings with another model, and what follows from it."""
@@ -353,10 +371,10 @@ class Checker:
         """Returns the first rows with the trained parts marked, and how the data were interpreted.
 
         If the rows cannot be read, `error` has the reason, or `unread` where the Summary has it,
-        because it is not about these rows. In all cases, `given` holds the
-        component values that the preview was made from, and `finding` whether a run could train on
-        the data: None, or its `text` and whether it `blocks` a start. `confirm` is there where a
-        person may confirm that keys are no flags.
+        because it is not about these rows; they are then shown as `texts`. In all cases, `given`
+        holds the component values that the preview was made from, and `finding` whether a run
+        could train on the data: None, or its `text` and whether it `blocks` a start. `confirm` is
+        there where a person may confirm that keys are no flags.
         """
         given = {
             name: value
@@ -378,12 +396,27 @@ class Checker:
             # The tokenizer cannot be read, which says nothing about the data.
             text = as_labeled(str(error))
             finding = {"text": text, "blocks": True, "headline": NO_TOKENIZER}
-            return {"unread": AFTER_TOKENIZER, "finding": finding, "given": given}
+            unread = {"unread": AFTER_TOKENIZER, "finding": finding, "given": given}
+            return unread | self._plain_rows(config.read_data)
         except BaseException as error:  # noqa: BLE001  a library in Rust raises no Exception
             return _unread(unforeseen(error)) | {"given": given}
         if found["finding"] is not None:
             self._rows.pop(config.data, None)
         return found | {"given": given}
+
+    def _plain_rows(self, data: DataConfig) -> dict[str, Any]:
+        """Returns the first rows as `texts`, for a model without a tokenizer, and the `mapping` of
+        their columns; for rows that cannot be read, what `preview` says of them.
+        """
+        try:
+            found = self._session.engine.preview(data, None, rows=PREVIEW_ROWS)
+        except BaseException as error:  # noqa: BLE001  a library in Rust raises no Exception
+            return _unread(unforeseen(error))
+        mapping = {"mapping": _as_in_form(found["mapping"])}
+        if "error" in found:
+            return _unread(found["error"]) | mapping
+        texts = [{**row, "text": row["text"][:PREVIEW_CHARACTERS]} for row in found["texts"]]
+        return {"texts": texts} | mapping
 
     def read_trainable(self, shown: dict[str, Any]) -> TrainConfig:
         """Returns the config for component values by dotted name. Raises RamstreamError for an

@@ -126,6 +126,8 @@ class Beside:
     """What the run needs and lacks now, memory apart."""
     lacking: str = ""
     """The same in a few words."""
+    remedy: str = ""
+    """What to do about it."""
     asks: Mapping[str, Any] = field(default_factory=dict)
     """What a person should confirm before a start, with the button that does."""
     free: str = ""
@@ -173,7 +175,7 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         "tone": tone,
         "headline": headline,
         "reasons": [
-            *([beside.lacks] if beside.lacks else []),
+            *filter(None, (beside.lacks, beside.remedy if fits else "")),
             *beside.asks,
             *map(as_labeled, report.reasons[_failing(report) :]),
             *beside.remarks,

@@ -43,9 +43,10 @@ def model_cards(
     downloads: Callable[[TrainConfig], bool],
 ) -> list[dict[str, Any]]:
     """Returns models for these settings, those that fit first: that of `chosen`, with its own
-    settings, if it is known; some that fit, from the smallest to the largest; that of `example`,
-    which needs no download; then the smallest that does not fit. There are none of the catalog for
-    settings that no table is about. downloads: whether a run would first download weights.
+    settings, if it is known; those that fit and are on this machine; some others that fit, from the
+    smallest to the largest; that of `example`, which needs no download; then the smallest that does
+    not fit. There are none of the catalog for settings that no table is about. downloads: whether a
+    run would first download weights.
     """
     jobs = _Jobs(machine, downloads)
     known = _known(config)
@@ -53,16 +54,23 @@ def model_cards(
     is_chosen = chosen.model.source.strip() == example.model.source.strip()
     examples = _example_cards(example, jobs) if known or is_chosen else []
     room = FITTING - len(examples)
-    rest = [*_spread(known[:end], room), *known[end : end + TOO_LARGE]]
+    rest = [*_chosen_of(known[:end], room, config, jobs), *known[end : end + TOO_LARGE]]
     first = [each for each in _known(chosen) if _is_of(chosen, each[0])]
     if first and not any(_is_of(chosen, entry) for entry, _ in rest):
-        rest = [*_spread(known[:end], room - 1), *known[end : end + TOO_LARGE]]
+        rest = [*_chosen_of(known[:end], room - 1, config, jobs), *known[end : end + TOO_LARGE]]
     of_catalog = [
         *(_card(*each, chosen, jobs) for each in first),
         *(_card(*each, config, jobs) for each in rest if not _is_of(chosen, each[0])),
     ]
     cards = [*examples, *of_catalog] if is_chosen else [*of_catalog, *examples]
     return sorted(cards, key=lambda card: not card["fits"])
+
+
+def _chosen_of(known: Sequence[Known], count: int, config: TrainConfig, jobs: _Jobs) -> list[Known]:
+    """Returns so many models: the largest that are on this machine, then others."""
+    here = [each for each in known if jobs.source_here(each[0], config)][-count:]
+    others = [each for each in known if each not in here]
+    return [*here, *_spread(others, count - len(here))]
 
 
 def _is_of(config: TrainConfig, entry: CatalogEntry) -> bool:
@@ -88,6 +96,11 @@ class _Jobs:
 
     machine: Machine
     downloads: Callable[[TrainConfig], bool]
+
+    def source_here(self, entry: CatalogEntry, config: TrainConfig) -> str:
+        """Returns the id of a model of this shape that is on this machine, or an empty text."""
+        ids = dict.fromkeys((card_id(entry), entry.id, *entry.also))
+        return next((each for each in ids if not self.downloads(_with_model(config, each))), "")
 
     def place(self, config: TrainConfig, shape: ModelShape) -> Machine:
         size = download_bytes(shape, config) if self.downloads(config) else 0
@@ -146,10 +159,14 @@ def _example_cards(example: TrainConfig, jobs: _Jobs) -> list[dict[str, Any]]:
 def _card(
     entry: CatalogEntry, shape: ModelShape, config: TrainConfig, jobs: _Jobs
 ) -> dict[str, Any]:
-    source = config.model.source if _is_of(config, entry) else card_id(entry)
-    fit = _fit(_with_model(config, source), shape, jobs)
-    download = f"{size_text(download_bytes(shape, config))} download"
-    return _shown(source, (entry.id, *entry.also), fit, download)
+    here = jobs.source_here(entry, config)
+    source = config.model.source if _is_of(config, entry) else here or card_id(entry)
+    job = _with_model(config, source)
+    is_download = jobs.downloads(job)
+    size = f"{size_text(download_bytes(shape, config))} download"
+    note = size if is_download else "on this machine"
+    card = _shown(source, (entry.id, *entry.also), _fit(job, shape, jobs), note)
+    return card | {"is_download": is_download}
 
 
 def _shown(source: str, ids: Sequence[str], fit: tuple[bool, str], note: str) -> dict[str, Any]:
@@ -161,6 +178,7 @@ def _shown(source: str, ids: Sequence[str], fit: tuple[bool, str], note: str) ->
         "text": fit[1],
         "note": note,
         "is_example": False,
+        "is_download": False,
     }
 
 

@@ -69,6 +69,7 @@ export class Models {
         const answer = await send("/api/models", { preset, shown }).catch(() => null);
         if (!answer || key !== this.key) return;
         this.free = answer.free;
+        this.isCutOff = answer.is_cut_off;
         this.cards = inOrder(answer.models, this.order);
         this.order = this.cards.map(({ id }) => id);
         setText(field(this.root, "models-caption"), this.caption());
@@ -88,6 +89,8 @@ export class Models {
 
     caption() {
         if (!this.cards.length) return "";
+        if (this.isCutOff)
+            return "No connection: take a model on this machine, or give the folder of one.";
         const fits = this.cards.some((each) => each.fits && !each.is_example);
         const [rows, tokens] = [ROWS, TOKENS].map((name) => Number(this.shown[name]));
         const counted = rows === 1 ? "1 row" : `${rows.toLocaleString("en")} rows`;

@@ -37,13 +37,16 @@ export function drawPreview(place, preview) {
     }
     place.source = preview.given?.["data.source"];
     field(element, "understood").classList.toggle("rs-error", failed);
-    field(element, "understood").classList.toggle("rs-unread", "unread" in preview);
+    field(element, "understood").classList.toggle(
+        "rs-unread",
+        "unread" in preview && !preview.texts,
+    );
     element.querySelector(".rs-preview-key").hidden = failed || !preview.rows;
     ask(place, preview);
     if (isOfDataBefore(place, preview)) clearColumns(place);
     else if (isConfirmedForOther(place, preview)) clearConfirmed(place);
     if (preview.rows) drawRows(element, preview);
-    else clearRows(element, preview.error ?? preview.unread ?? "");
+    else clearRows(element, preview.error ?? preview.unread ?? "", preview.texts);
     drawLengths(place, preview.rows ? preview : null);
 }
 
@@ -126,11 +129,16 @@ function clearColumns(place) {
     give(place, Object.fromEntries(names.map((name) => [name, ""])));
 }
 
-function clearRows(element, problem) {
+// texts: the rows as they are, where a model is missing that would read them.
+function clearRows(element, problem, texts = []) {
     field(element, "understood").textContent = problem;
     element.querySelector(".rs-preview-key").hidden = true;
-    field(element, "rows").replaceChildren();
+    field(element, "rows").replaceChildren(...texts.map(plainRow));
     field(element, "warnings").replaceChildren();
+}
+
+function plainRow({ where, text }) {
+    return el("li", {}, el("p", { class: "rs-tokens" }, text), el("small", {}, where));
 }
 
 function drawRows(element, preview) {

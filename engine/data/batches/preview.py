@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.config.data_settings import DataColumns, DataConfig, DataSource
 from engine.config.settings import AUTO
-from engine.data.batches.preview_rows import Opened, shown_rows
+from engine.data.batches.preview_rows import Opened, plain_rows, shown_rows
 from engine.data.formats.choose_columns import columns_to_choose, kind_of
 from engine.data.formats.formats import ColumnMap
 from engine.data.formats.survey import Survey
@@ -33,7 +33,8 @@ _MOST_CHARACTERS = 4 << 20
 
 def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]:
     """Reads the first 200 rows, divided among the sources of a mix. Returns the result of
-    `shown_rows` for them, and `mapping`, the choices for a person.
+    `shown_rows` for them, or without a tokenizer (None) that of `plain_rows`, and `mapping`, the
+    choices for a person.
 
     `mapping` is the result of `columns_to_choose`. For a mix, it belongs to the first source that
     would be refused, or else to the first one that names columns; it is None if there is no such
@@ -54,7 +55,10 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
             surveyed.append((part.source.name, mapping))
             columns = _mapped(part.config, part.source, survey, mapping)
             opened.append(Opened(part.source, columns, part.rows, part.has_more))
-        shown = shown_rows(config, tokenizer, rows, opened)
+        if tokenizer is None:
+            shown = plain_rows(rows, opened)
+        else:
+            shown = shown_rows(config, tokenizer, rows, opened)
         return shown | {"mapping": _to_choose(config, surveyed)}
     except DataError as error:
         all_were_read = len(surveyed) == len(config.parts())

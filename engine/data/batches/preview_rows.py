@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,6 +75,27 @@ class _Measured:
             self.text_rows.append(0)
         if isinstance(found, AcceptedExample):
             self.text_rows[-1] += len(found.documents)
+
+
+def plain_rows(rows: int, opened: list[Opened]) -> dict[str, Any]:
+    """Returns `texts`, the first `rows` rows of the sources as they are: `{where, text}` of each,
+    with a line for each of its columns.
+    """
+    texts: list[dict[str, str]] = []
+    for place, part in enumerate(opened):
+        most = rows * (place + 1) // len(opened)
+        for _, row, where in part.first_rows[: most - len(texts)]:
+            texts.append({"where": where, "text": _in_lines(row)})
+    return {"texts": texts}
+
+
+def _in_lines(row: Any) -> str:
+    columns = row.items() if isinstance(row, dict) else [("text", row)]
+    return "\n".join(f"{legible(str(name))}: {_as_text(value)}" for name, value in columns)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def shown_rows(

@@ -31,8 +31,8 @@ def refuse_missing_files(source: str, weights: bool, waits: bool = True) -> None
         has_config = cached_config(source) is not None
         what = f"the weights of {source} are" if has_config else f"{source} is"
         raise ModelError(
-            f"model.source: this computer cannot reach Hugging Face ({reason}), and {what} not "
-            "downloaded yet."
+            f"model.source: {what} not downloaded yet, and this computer cannot reach Hugging Face "
+            f"({reason})."
         )
 
 

@@ -350,6 +350,13 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
     finding = preview["finding"]
     assert finding["blocks"] and finding["headline"] == NO_TOKENIZER
     assert preview["unread"] == AFTER_TOKENIZER and "error" not in preview
+    # The rows are seen all the same, and their columns can be chosen.
+    assert preview["texts"][0]["text"].startswith("messages: [{")
+    assert preview["mapping"]["state"] and "rows" not in preview
+    (tmp_path / "d.jsonl").write_text("{", encoding="utf-8")
+    assert "cut off in line 1" in checker.preview(given)["error"]
+    assert f"hf download {given['model.source']} --local-dir" in found["reasons"][1]
+    assert checker.models(None, given)["is_cut_off"]
     assert finding["text"] == found["why_not"]  # the page shows one sentence once
 
 

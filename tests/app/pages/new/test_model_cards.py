@@ -15,7 +15,7 @@ MACHINE = with_figures(named_machine("RTX 4090", 52), disk_gib=500)
 STARTER = "assets/starter-model"
 
 
-def cards(chosen="", machine=MACHINE, downloads=lambda config: False, **train):
+def cards(chosen="", machine=MACHINE, downloads=lambda config: True, **train):
     given = {
         "model": {"source": "m"},
         "data": {"source": "d", "max_seq_len": 512},
@@ -52,7 +52,16 @@ def test_a_disk_that_is_too_small_for_the_download_or_the_checkpoints_counts():
         own = next(card for card in shown if card["id"] == second)
         assert not own["fits"] and re.fullmatch(r"needs [\d.]+ [GM]iB more disk", own["text"])
         assert shown[0]["fits"] and shown[0] is not own
-    assert cards(second, room)[0]["id"] == second
+    assert cards(second, room, lambda config: False)[0]["id"] == second
+
+
+def test_models_on_this_machine_come_first_those_of_the_same_shape_too():
+    here = ["Qwen/Qwen3-0.6B-Base", "HuggingFaceTB/SmolLM2-135M"]
+    shown = cards(downloads=lambda config: config.model.source not in here)
+    assert {card["id"] for card in shown[:2]} == set(here)
+    assert all(card["note"] == "on this machine" and card["fits"] for card in shown[:2])
+    assert all(card["is_download"] for card in shown[2:] if not card["is_example"])
+    assert [card["fits"] for card in shown] == [True] * FITTING + [False] * TOO_LARGE
 
 
 def test_the_model_of_the_example_has_a_card_of_its_own():
