@@ -25,7 +25,7 @@ _TYPES = {".css": "text/css", ".js": "text/javascript"}
 _MAIN = "pages/frame/main.js"
 SCRIPT, STYLE = "page.js", "page.css"
 """Names of all scripts and of all style sheets together, which are what a page loads."""
-FIRST_SCRIPT = "pages/frame/frames.js"
+FIRST_SCRIPTS = ("pages/frame/frames.js", "pages/frame/asked_first.js")
 _NAMED_BY_CONTENT = "/assets/"
 """Path of Gradio's own scripts and styles. A hash of the content ends each name."""
 
@@ -69,8 +69,8 @@ def _bundled(name: str) -> str:
 
 
 def first_script() -> str:
-    """Returns the only script that is no module. The page contains it, so nothing waits for it."""
-    return (APP / FIRST_SCRIPT).read_text(encoding="utf-8")
+    """Returns the scripts that are no modules. The page contains them, and waits for none."""
+    return "".join((APP / name).read_text(encoding="utf-8") for name in FIRST_SCRIPTS)
 
 
 def head() -> str:

@@ -29,7 +29,7 @@ def type_settings(page, name, steps):
 
 
 def keep_the_draft_back(page):
-    """Lets Gradio's answers wait until what it returns is empty."""
+    """Lets the form wait for its draft until what this returns is empty."""
     is_held = [True]
 
     def wait(route):
@@ -37,7 +37,7 @@ def keep_the_draft_back(page):
             page.wait_for_timeout(20)
         route.continue_()
 
-    page.route("**/gradio_api/queue/join*", wait)
+    page.route("**/api/opening", wait)
     return is_held
 
 

@@ -149,6 +149,26 @@ class Checker:
         self._rows: dict[DataConfig, float | None] = {}
         """Number of rows of these data; None if that is not known before a run."""
 
+    def opening(self, tab: str, other: str) -> dict[str, Any]:
+        """Returns what the form of a tab begins with; see `app.pages.new.form_routes`."""
+        listed = list(self.presets.listed().values())
+        found: dict[str, Any] = {"choices": [(each.label, each.file) for each in listed]}
+        draft = self.drafts.recall(tab, other)
+        if draft is not None:
+            file, shown = draft
+            preset = self.presets.get(file)
+            # Without a preset, these settings come from a run.
+            named = (
+                {"preset": file, "about": preset.about} if preset else {"preset": None, "about": ""}
+            )
+            return found | named | {"shown": shown, "fills": True}
+        if self.drafts.problem:
+            found["about"] = self.drafts.problem
+        first = next(iter(listed), None)
+        if first is not None and first.config is not None:
+            found |= {"preset": first.file, "shown": shown_values(first.config), "fills": False}
+        return found
+
     def fit_panel(
         self, shown: dict[str, Any], timed: bool = False, preset: str | None = None
     ) -> dict[str, Any]:

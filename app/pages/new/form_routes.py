@@ -19,6 +19,12 @@ POST /api/fitting {shown}
     Answers with the changes of settings that fit the data, once these are read.
 POST /api/models {preset, shown}
     Answers with models as cards, those that fit first.
+POST /api/opening {tab, other}
+    Answers with what the form of `tab` begins with: its own draft, that of the tab `other`, which
+    may be left out, or the last one. `choices` are the presets, by label and file; `preset` is the
+    one that was chosen, null for settings of a run. The form is to take the values `shown` if
+    `fills` is true, and else was laid out with them. There is an answer to a `check` of them if
+    that takes no time. `about` is left out where what is said stays.
 POST /api/rows {shown}
     Counts the rows of the data, and answers when later fit panels show them.
 GET /api/presets
@@ -32,6 +38,7 @@ POST /api/presets/remove {file}
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import date
 from typing import Any
 
@@ -46,6 +53,9 @@ from app.pages.new.draft import NO_TAB, continues_from, is_tab
 from app.server.requests import Handler, answering_errors, json_body, object_of, switch_of, text_of
 from engine.errors import ConfigError, RunError
 
+CHECK_SECONDS = 0.2
+"""Time within which a page that is opened gets the fit of its form with the form itself."""
+
 
 def form_routes(checker: Checker) -> list[Route]:
     """Returns the routes that answer the form, with `checker`, which all pages share."""
@@ -57,6 +67,14 @@ def _post(path: str, handler: Handler) -> Route:
 
 
 def _check_routes(checker: Checker) -> list[Route]:
+    async def checked(preset: str | None, shown: dict[str, Any], timed: bool) -> dict[str, Any]:
+        found = await asyncio.to_thread(checker.fit_panel, shown, timed, preset)
+        beside = {
+            "as_preset": checker.trains_as_preset(preset, shown),
+            "continues": await asyncio.to_thread(continues_from, shown),
+        }
+        return found | beside
+
     async def check(request: Request) -> Response:
         body = await json_body(request)
         preset = _preset_of(body)
@@ -65,12 +83,7 @@ def _check_routes(checker: Checker) -> list[Route]:
         shown = _shown(body)
         if keep:
             await asyncio.to_thread(checker.drafts.remember, tab_of(body), preset, shown)
-        found = await asyncio.to_thread(checker.fit_panel, shown, timed, preset)
-        beside = {
-            "as_preset": checker.trains_as_preset(preset, shown),
-            "continues": await asyncio.to_thread(continues_from, shown),
-        }
-        return JSONResponse(found | beside)
+        return JSONResponse(await checked(preset, shown, timed))
 
     async def command(request: Request) -> Response:
         body = await json_body(request)
@@ -93,6 +106,16 @@ def _check_routes(checker: Checker) -> list[Route]:
         shown = _shown(body)
         return JSONResponse(await asyncio.to_thread(checker.models, _preset_of(body), shown))
 
+    async def opening(request: Request) -> Response:
+        body = await json_body(request)
+        tabs = tab_of(body), tab_of(body, "other")
+        found = await asyncio.to_thread(checker.opening, *tabs)
+        if "shown" in found:
+            checking = checked(found["preset"], found["shown"], timed=False)
+            with contextlib.suppress(TimeoutError):
+                found["check"] = await asyncio.wait_for(checking, CHECK_SECONDS)
+        return JSONResponse(found)
+
     async def rows(request: Request) -> Response:
         shown = _shown(await json_body(request))
         await asyncio.to_thread(checker.count_rows, shown)
@@ -104,6 +127,7 @@ def _check_routes(checker: Checker) -> list[Route]:
         _post("/api/derived", derived),
         _post("/api/fitting", fitting),
         _post("/api/models", models),
+        _post("/api/opening", opening),
         _post("/api/rows", rows),
     ]
 
@@ -149,11 +173,11 @@ def _preset_routes(checker: Checker) -> list[Route]:
     ]
 
 
-def tab_of(body: dict[str, Any]) -> str:
-    """Returns the name of the tab that sent `body`. Raises RunError for what is no such name."""
-    name = text_of(body, "tab") if body.get("tab") else NO_TAB
+def tab_of(body: dict[str, Any], key: str = "tab") -> str:
+    """Returns the name of a tab in `body`. Raises RunError for what is no such name."""
+    name = text_of(body, key) if body.get(key) else NO_TAB
     if not is_tab(name):
-        raise RunError("tab is no name of a tab; reload the page.")
+        raise RunError(f"{key} is no name of a tab; reload the page.")
     return name
 
 

@@ -13,6 +13,7 @@ import { foldByTitles, summarize, tipsOfLists } from "./folded.js";
 import { Models } from "./models.js";
 import { NewHead } from "./new_head.js";
 import { offerCard, reasonRow } from "./offers.js";
+import { earlyAnswer } from "./opening.js";
 import { drawPreview } from "./preview.js";
 import { Receipt } from "./receipt.js";
 import { isSame, Replaced } from "./replaced.js";
@@ -103,10 +104,12 @@ function takePreview(place, preview) {
 }
 
 // The preview may be of an earlier form: answers may arrive out of order, and Gradio asks for none
-// while another one is under way. A box in use requests a new preview when it loses the focus.
+// while another one is under way. A box in use requests a new preview when it loses the focus; that
+// of a source may keep it after its name is entered.
 function askForPreview() {
     const { fit_panel: fit, preview: place } = places;
-    const isTyped = document.activeElement?.matches(`${FORM} ${BOX}`);
+    const box = document.activeElement;
+    const isTyped = box?.matches(`${FORM} ${BOX}`) && (isNamed(fit) || !box.matches(SOURCES));
     if (!place?.read || place.props.value?.pending || isTyped) return;
     // Each form may ask so often: on a busy machine its values may reach Gradio late.
     const form = JSON.stringify(fit.form.shown);
@@ -420,7 +423,8 @@ async function check(place, form) {
     let fit;
     try {
         const keep = Boolean(place.typed);
-        fit = await send("/api/check", { tab: tabName(), ...form, keep }, signal);
+        const early = keep ? null : await earlyAnswer(form);
+        fit = early ?? (await send("/api/check", { tab: tabName(), ...form, keep }, signal));
     } catch (error) {
         // What is wrong with the form itself is so the next time, too.
         const passes = error.unreachable || error.status >= 500;

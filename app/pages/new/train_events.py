@@ -16,20 +16,21 @@ import gradio as gr
 
 from app.form.settings_form import as_labeled, shown_values
 from app.pages.new.checker import Checker
-from app.pages.new.draft import NO_TAB, is_tab
 from app.pages.new.faults import unforeseen
 from app.pages.new.panels import TrainPanel
 from app.pages.new.receipt import ordinal
 from app.session.session import Session
 
+# Fills the form with the draft of this tab, which `asked_first.js` has asked for.
+OPEN = """async () => {
+  const {choices, preset, about, shown, fills} = await window.ramstreamOpening;
+  const update = (props) => ({__type__: 'update', ...props});
+  return [...FIELDS.map((name) => update(fills && {value: shown[name]})), \
+update({...(choices && {choices}), ...(fills && {value: preset})}), \
+update(about !== undefined && {value: {about}})];
+}"""
 # Marks that the form holds the draft from now on; what it held before does not count.
 OPENED = "() => { window.ramstreamOpened = true; }"
-# Passes the names of this tab, and of the one whose draft it begins with. The script that knows
-# them may not have run yet.
-TAB = """async () => {
-  while (!window.ramstreamTab) await new Promise((resolve) => setTimeout(resolve, 10));
-  return window.ramstreamTab;
-}"""
 # Passes the form to `train.js`, with the values that Gradio would send, including those of boxes
 # that it has not made yet. A backslash at the end of a line joins it to the next one.
 ASK = """(preset, ...values) => {
@@ -181,8 +182,8 @@ class TrainEvents:
     def _open_with_the_draft(self, page: gr.Blocks) -> None:
         panel = self._panel
         outputs = [*self._fields, panel.preset, panel.about]
-        # Any place of ours will do: the script gives what the function takes.
-        opened = page.load(self.open_page, panel.preview, outputs, js=TAB, **QUIET)
+        script = _filled_in(OPEN, {"FIELDS": self._names})
+        opened = page.load(**in_page(script, None, outputs))
         opened.then(**in_page(OPENED, None)).then(**self._ask)
 
     def _start_and_queue(self) -> None:
@@ -233,30 +234,6 @@ class TrainEvents:
             panel.preset: gr.update(choices=choices, value=file if chosen is not None else None),
             panel.about: {"about": about},
         }
-
-    def open_page(self, names: str | None) -> dict[Any, Any]:
-        """Fills the form with the draft of a tab. names: its own, and that of the tab whose draft
-        it begins with, which may be empty.
-        """
-        panel, drafts = self._panel, self._checker.drafts
-        tab, _, other = str(names or "").partition(" ")
-        if not (is_tab(tab) and is_tab(other)):
-            tab = other = NO_TAB
-        file, shown = drafts.recall(tab, other) or (None, None)
-        preset = self._presets.get(file)
-        choices = [(each.label, each.file) for each in self._presets.listed().values()]
-        updates: dict[Any, Any] = {panel.preset: gr.update(choices=choices)}
-        if preset is not None:
-            updates[panel.preset] = gr.update(choices=choices, value=file)
-            updates[panel.about] = {"about": preset.about}
-        elif shown is not None:  # these settings come from a run, not from a preset
-            updates[panel.preset] = gr.update(choices=choices, value=None)
-            updates[panel.about] = {"about": ""}
-        elif drafts.problem:
-            updates[panel.about] = {"about": drafts.problem}
-        if shown is not None:
-            updates |= self._filled(shown)
-        return updates
 
     def start(self, values: dict[Any, Any]) -> dict[Any, Any]:
         """Starts the form's run, in a process of its own where that was chosen."""

@@ -31,8 +31,8 @@ POLICIES = {
     """,
     # Its body is JSON of at most 1 MiB, which the guard has read whole.
     "json": """
-        /api/check /api/command /api/presets /api/presets/remove /api/rows /api/fitting /api/models
-        /api/derived /api/draft/own
+        /api/check /api/command /api/opening /api/presets /api/presets/remove /api/rows /api/fitting
+        /api/models /api/derived /api/draft/own
         /api/hardware/column /api/hardware/csv /api/hardware/largest
         /api/hardware/measure /api/hardware/offers /api/jobs/{number}/cancel
         /api/queue/{queued}/detached /api/queue/{queued}/remove /api/queue/{queued}/up

@@ -141,7 +141,7 @@ def calls(app):
 @pytest.mark.parametrize("path", CALLS)
 def test_wrong_calls_of_the_pages_functions_are_told_in_a_sentence(ask, calls, path):
     """These calls are received by Gradio."""
-    assert {"preview", "load_preset", "open_page", "start", "enqueue"} <= set(calls)
+    assert {"preview", "load_preset", "list_presets", "start", "enqueue"} <= set(calls)
     wrong = [
         changed(call, (name,), value)
         for call in calls.values()
@@ -168,10 +168,12 @@ def test_wrong_calls_of_the_pages_functions_are_told_in_a_sentence(ask, calls, p
         "simple_format": None,
         "oauth_token": [],
     }
-    (answer,) = ask([("POST", path, json.dumps(calls["open_page"] | more).encode())])
+    (answer,) = ask([("POST", path, json.dumps(calls["list_presets"] | more).encode())])
     assert answer.status_code == 200, "what Gradio might mistake is left out"
     taken = {len(call["data"]) for call in calls.values()}
-    assert min(taken) == 1 and max(taken) > 40, "a page names its tab, the form all its settings"
+    assert min(taken) == 1 and max(taken) > 40, (
+        "a list of presets takes one text, the form all its settings"
+    )
     assert {answer.json()["error"].partition(";")[0] for answer in answers} == {
         "The request is not a JSON object of plain texts and numbers.",
         "fn_index is no function of this page",
@@ -200,13 +202,13 @@ def test_wrong_values_for_the_pages_functions_are_told_in_a_sentence(ask, calls)
 
 
 def test_a_fault_in_a_function_of_the_page_is_told_in_a_sentence(app, calls, monkeypatch):
-    monkeypatch.setattr("app.pages.new.draft.Drafts.recall", lambda *given: 1 // 0)
+    monkeypatch.setattr("app.form.presets.PresetShelf.get", lambda *given: 1 // 0)
 
     async def fail():
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url=ADDRESS
         ) as client:
-            return await client.post(CALLS[1], json=calls["open_page"])
+            return await client.post(CALLS[1], json=calls["list_presets"])
 
     answer = asyncio.run(fail())
     assert answer.status_code == 500

@@ -10,6 +10,7 @@ from app.form.settings_form import read_config, shown_values
 from app.pages.new.checker import Checker
 from app.pages.new.draft import MOST, NO_TAB, Drafts
 from app.pages.new.draft_routes import draft_routes
+from app.pages.new.form_routes import form_routes
 from app.session.session import Session
 from engine.config.settings import TrainConfig
 from engine.runs.record.run_folder import create_run
@@ -157,3 +158,29 @@ def test_the_drafts_that_were_changed_last_are_kept(session):
     assert list(json.loads(file.read_text())["drafts"]) == [
         f"tab-{number}" for number in range(3, MOST + 3)
     ]
+
+
+def test_a_page_gets_its_form_and_the_fit_of_it_at_once(session, monkeypatch):
+    checker = Checker(session)
+    fits = {"can_start": True}
+    monkeypatch.setattr(checker, "fit_panel", lambda shown, timed, preset: fits)
+    routes, starter = form_routes(checker), checker.presets.get("starter.yaml")
+
+    def opening(**tabs):
+        return send(routes, "POST", "/api/opening", tabs)
+
+    laid_out = opening(tab="a").json()
+    assert laid_out["shown"] == shown_values(starter.config) and not laid_out["fills"]
+    assert laid_out["preset"] == "starter.yaml" == laid_out["choices"][0][1]
+    draft = shown_values(starter.config.with_values({"train.batch_size": 16}))
+    asked = {"tab": "b", "preset": "starter.yaml", "shown": draft}
+    checked = send(routes, "POST", "/api/check", asked).json()
+    mine = opening(tab="c", other="b").json()
+    assert mine["fills"] and mine["about"] == starter.about
+    assert (mine["preset"], mine["shown"], mine["check"]) == ("starter.yaml", draft, checked)
+    checker.drafts.remember("d", None, draft)
+    of_run = opening(tab="d").json()
+    assert of_run["preset"] is None and of_run["about"] == "", "these settings are a run's"
+    monkeypatch.setattr("app.pages.new.form_routes.CHECK_SECONDS", 0.0)
+    assert "check" not in opening(tab="b").json(), "the form does not wait for a long check"
+    assert opening(tab="../x").status_code == 409
