@@ -20,6 +20,7 @@ BODIES = {
     "/api/check": {"preset": None, "shown": SHOWN, "keep": False},
     "/api/command": {"preset": None, "shown": SHOWN},
     "/api/derived": {"preset": None, "before": SHOWN, "after": SHOWN},
+    "/api/draft/own": {"tab": ""},
     "/api/opening": {"tab": "a", "other": "b"},
     "/api/rows": {"shown": SHOWN},
     "/api/fitting": {"shown": SHOWN},
