@@ -34,10 +34,12 @@ def counted(count: int, thing: str) -> str:
 
 
 def in_seconds(seconds: float) -> str:
-    """Returns a time such as "0.034 s", "2.41 s", "11.5 s" or "1,234 s"."""
+    """Returns a time such as "0.034 s", "2.41 s", "11.5 s", "345 s" or "20 min 34 s"."""
+    if seconds >= 600:
+        return in_hours(seconds)
     # These limits are the points at which rounding adds a digit: 9.995 would be written as 10.0.
     if seconds >= 99.95:
-        return f"{seconds:,.0f} s"
+        return f"{seconds:.0f} s"
     if seconds >= 9.995:
         return f"{seconds:.1f} s"
     return f"{seconds:.3g} s"

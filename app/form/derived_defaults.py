@@ -94,7 +94,7 @@ def _derive_micro_batch(after: Shown, changes: dict[str, Any], notes: list[str])
         if rows > 0 and rows % int(micro):
             changes["train.micro_batch_size"] = ""
             notes.append(
-                f"Micro-batches of {micro} rows do not divide the batch, so their size is chosen "
+                f"Micro-batch size {micro} does not divide the batch size, so it is chosen "
                 "automatically."
             )
 

@@ -85,10 +85,10 @@ def test_a_model_is_chosen_by_its_card(page):
     expect(card).to_contain_text("download")
     source, title = card.get_attribute("title"), card.locator("b").inner_text()
     caption = page.locator("[data-field=models-caption]")
-    expect(caption).to_have_text("Memory for a batch of 8 rows, up to 128 tokens each.")
+    expect(caption).to_contain_text("Memory for batch size 8 and sequence length 128.")
     page.locator(".rs-models [data-part=models] label").nth(2).click()
     fill(page, "train.batch_size", "4")
-    expect(caption).to_contain_text("a batch of 4 rows")
+    expect(caption).to_contain_text("batch size 4")
     expect(card).to_have_attribute("title", source)  # nothing moves while a person looks
     expect(own).to_contain_text("Starter model")
     card.click()

@@ -134,9 +134,9 @@ def suggestion_card(suggestion: Suggestion, report: FitReport, rate: float) -> d
 def _before_and_after(name: Any, after: int, report: FitReport) -> dict[str, Any]:
     part = getattr(report, name)
     limit = max(1, part.limit or 1)
-    whole = max(part.total, after, limit)
+    whole, words = max(part.total, after, limit), PART_WORDS[name]
     return {
-        "text": f"{PART_WORDS[name]} {in_bytes(part.total)} → {in_bytes(after)}",
+        "text": f"{words[:1].upper()}{words[1:]} {in_bytes(part.total)} → {in_bytes(after)}",
         "before": round(part.total / whole, 4),
         "after": round(after / whole, 4),
         "limit": round(limit / whole, 4),

@@ -64,6 +64,6 @@ export function summarize(shown) {
         shown["train.batch_size"],
         shown["data.max_seq_len"],
     ];
-    const line = `learning rate ${rate} · batch ${batch} · sequence length ${length}`;
+    const line = `learning rate ${rate} · batch size ${batch} · sequence length ${length}`;
     setText(title.querySelector("small"), line);
 }

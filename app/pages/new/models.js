@@ -9,6 +9,7 @@ const ROWS = "train.batch_size";
 const TOKENS = "data.max_seq_len";
 // What says nothing about the memory of each model.
 const ASIDE = ["name", SOURCE];
+const CUT_OFF = "No connection: take a model on this machine, or give the folder of one.";
 const SETTLED = 900; // ms: what a person types has its verdict first
 
 export class Models {
@@ -89,13 +90,12 @@ export class Models {
 
     caption() {
         if (!this.cards.length) return "";
-        if (this.isCutOff)
-            return "No connection: take a model on this machine, or give the folder of one.";
         const fits = this.cards.some((each) => each.fits && !each.is_example);
         const [rows, tokens] = [ROWS, TOKENS].map((name) => Number(this.shown[name]));
-        const counted = rows === 1 ? "1 row" : `${rows.toLocaleString("en")} rows`;
-        const batch = `a batch of ${counted}, up to ${tokens.toLocaleString("en")} tokens each`;
-        return fits ? `Memory for ${batch}.` : `No known model fits with ${batch}.`;
+        const [batch, length] = [rows, tokens].map((each) => each.toLocaleString("en"));
+        const sizes = `batch size ${batch} and sequence length ${length}`;
+        const said = fits ? `Memory for ${sizes}.` : `No known model fits with ${sizes}.`;
+        return this.isCutOff ? `${said} ${CUT_OFF}` : said;
     }
 
     mark() {

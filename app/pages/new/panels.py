@@ -67,7 +67,7 @@ def train_panel(presets: dict[str, Preset], has_folders: bool = False) -> TrainP
                     with gr.Column(min_width=220):
                         preset = gr.Dropdown(
                             [(each.label, each.file) for each in presets.values()],
-                            label="Start from a preset",
+                            label="Start from a preset (type to search)",
                             value=first.file if first is not None else None,
                             elem_id="preset",
                         )

@@ -22,7 +22,7 @@ def test_micro_batches_that_no_longer_divide_the_batch_are_chosen_automatically(
     found = changed(train__batch_size="4")
     assert found.changes == {"train.micro_batch_size": ""}
     assert found.notes == (
-        "Micro-batches of 8 rows do not divide the batch, so their size is chosen automatically.",
+        "Micro-batch size 8 does not divide the batch size, so it is chosen automatically.",
     )
     assert changed(train__batch_size="16").changes == {}
     for text in ("", "four", "8.5", "-3"):

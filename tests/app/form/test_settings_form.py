@@ -139,9 +139,9 @@ def test_empty_boxes_mean_auto_or_none():
 @pytest.mark.parametrize(
     "field, text, part",
     [
-        ("train.batch_size", "many", "Batch size (rows): 'many' is not a whole number"),
-        ("train.batch_size", "2.5", "Batch size (rows): 2.5 is not a whole number"),
-        ("train.batch_size", "", "Batch size (rows): this is empty"),
+        ("train.batch_size", "many", "Batch size: 'many' is not a whole number"),
+        ("train.batch_size", "2.5", "Batch size: 2.5 is not a whole number"),
+        ("train.batch_size", "", "Batch size: this is empty"),
         ("train.learning_rate", "nan", "Learning rate"),
         ("train.learning_rate", "-1", "Learning rate: -1.0 is not above 0"),
         ("model.source", "  ", "Model: no model is given"),
