@@ -183,17 +183,14 @@ def test_the_moments_of_the_table_are_chosen(tab):
     tab.wait_for_selector(READY)
     cell = tab.locator("tr[data-model='Qwen/Qwen2.5-0.5B'] [data-machine='RTX 4090']")
     expect(cell.locator("b")).to_have_text("fits, fp32")
-    larger = tab.locator("tr[data-model='meta-llama/Llama-2-7b-hf'] [data-machine='RTX 4090']")
+    larger = tab.locator("tr[data-model='mistralai/Mistral-7B-v0.3'] [data-machine='RTX 4090']")
     expect(larger.locator("b")).to_have_text("just fits, bf16")
-    expect(larger.locator("small")).to_have_text("GPU gradients")
     expect(tab.locator(".rs-hardware [data-field=counted]")).to_contain_text(
         re.compile(r"Models that fit: This machine \d+, RTX 4090 \d+\.")
     )
     tab.set_viewport_size({"width": 390, "height": 844})
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
     assert tab.evaluate(LINES_OF_A_WORD, [*ADAMW, "parameters/s"]) == 1
-    box = larger.locator("small").bounding_box()
-    assert box["width"] <= larger.bounding_box()["width"] and box["height"] < 30
     tab.set_viewport_size({"width": 1440, "height": 900})
     tab.locator("select[name=optimizer]").select_option("adamw")
     expect(larger.locator("b")).to_have_text("too large")
