@@ -108,6 +108,11 @@ def test_the_command_of_what_the_form_shows_is_copied(page, context):
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
     copied = page.evaluate("navigator.clipboard.readText()")
     assert "launch.py train presets/starter.yaml --set train.steps=7" in copied
+    # What is typed into the list of presets searches it.
+    page.locator("#preset input").click()
+    page.keyboard.type("llama")
+    expect(page.get_by_role("option", name="Starter", exact=True)).to_be_hidden()
+    expect(page.get_by_role("option").first).to_contain_text("Llama")
 
 
 def test_in_a_narrow_window_the_summary_is_a_bar(page):

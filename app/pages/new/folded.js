@@ -3,6 +3,7 @@
 
 import { el, setText } from "../../shared/dom.js";
 
+const LIST = ".rs-train .secondary-wrap > input";
 const TITLE = ".rs-rest > button";
 
 export function isFolded() {
@@ -47,10 +48,18 @@ function showFold(title, row) {
     title.setAttribute("aria-expanded", String(!row.classList.contains("rs-folded")));
 }
 
+// What is typed into a list that shows its value searches the list, in place of that value.
+export function searchLists() {
+    for (const name of ["focusin", "click"])
+        document.addEventListener(name, ({ target }) => {
+            if (target.matches?.(LIST)) target.select();
+        });
+}
+
 // A list that is too narrow for its value says the whole of it in a tip.
 export function tipsOfLists() {
     document.addEventListener("pointerover", ({ target }) => {
-        if (!target.matches?.(".rs-train .secondary-wrap > input")) return;
+        if (!target.matches?.(LIST)) return;
         target.title = target.scrollWidth > target.clientWidth ? target.value : "";
     });
 }

@@ -9,7 +9,7 @@ import { DerivedDefaults } from "./derived_defaults.js";
 import { FieldLink } from "./field_link.js";
 import { differ, findingOn, isOf, withFinding } from "./finding.js";
 import { FitPart, needRow } from "./fit_part.js";
-import { foldByTitles, summarize, tipsOfLists } from "./folded.js";
+import { foldByTitles, searchLists, summarize, tipsOfLists } from "./folded.js";
 import { Models } from "./models.js";
 import { NewHead } from "./new_head.js";
 import { offerCard, reasonRow } from "./offers.js";
@@ -170,6 +170,7 @@ function mountVerdict(place) {
     askAfterPauses(place);
     listenToBoxes(place);
     tipsOfLists();
+    searchLists();
     foldByTitles();
     new Suggestions(place.models);
     place.defaults = new DerivedDefaults({
