@@ -29,7 +29,7 @@ def test_own_data_and_another_batch_are_taken_as_they_are(page, server):
     page.wait_for_selector(".rs-preview mark")
     expect(run_length(page)).to_contain_text("450 steps ≈ ")
     fill(page, "train.batch_size", "4")
-    expect(run_length(page, "derived")).to_contain_text("Micro-batches of 8 rows do not divide")
+    expect(run_length(page, "derived")).to_contain_text("Micro-batch size 8 does not divide")
     expect(page.locator("#start")).to_be_enabled()
     fill(page, "data.source", str(rows))
     expect(run_length(page)).to_have_text(re.compile(r"^3 passes over your 1,152 rows ≈ \d+ steps"))
