@@ -175,7 +175,7 @@ def test_from_a_model_to_machines_and_to_train(tab):
     expect(box(tab, "train.method")).to_have_value("adapters (LoRA)")
     expect(box(tab, "train.lora_rank")).to_be_visible()
     expect(tab.locator(".rs-fit-panel")).to_contain_text("trained")
-    expect(tab.locator(".rs-fit-panel [data-field=size]")).to_contain_text("qwen3")
+    expect(tab.locator(".rs-fit-panel [data-field=size]")).to_contain_text("28 layers")
 
 
 def test_the_moments_of_the_table_are_chosen(tab):
