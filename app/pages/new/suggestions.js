@@ -1,4 +1,5 @@
 // A list below the box of the model: the bundled models that contain all typed words, in any order.
+// Those with a word that begins so come first: "7B" means Qwen2.5 7B before Gemma 2 27B.
 
 import { el } from "../../shared/dom.js";
 
@@ -67,10 +68,12 @@ export class Suggestions {
     found(typed) {
         const words = typed.toLowerCase().split(/\s+/).filter(Boolean);
         if (!words.length) return [];
-        return this.models.filter(([id, title]) => {
-            const text = `${id} ${title}`.toLowerCase();
-            return words.every((word) => text.includes(word));
-        });
+        const textOf = ([id, title]) => `${id} ${title}`.toLowerCase();
+        const found = this.models.filter((model) =>
+            words.every((word) => textOf(model).includes(word)),
+        );
+        const isWhole = (model) => words.every((word) => begins(textOf(model), word));
+        return found.toSorted((one, other) => isWhole(other) - isWhole(one));
     }
 
     close() {
@@ -125,6 +128,12 @@ export class Suggestions {
             new InputEvent("input", { bubbles: true, inputType: "insertReplacementText" }),
         );
     }
+}
+
+// Whether a word of the text begins so. A number such as 1.7 is one word.
+function begins(text, typed) {
+    const before = text.split(typed).slice(0, -1);
+    return before.some((part) => !/[a-z0-9.]$/.test(part));
 }
 
 function suggestion([id, title], index) {
