@@ -56,9 +56,9 @@ const mounts = {
     },
     hardware: (place) => {
         places.hardware = new Hardware(place.element, () => go({ page: "new" }), fill);
-        leadToMachines((model) => {
+        leadToMachines((model, settings) => {
             go({ page: "hardware" });
-            places.hardware.offer(model);
+            places.hardware.offer(model, settings);
         });
         wake();
     },

@@ -22,7 +22,7 @@ export class Hardware {
         this.isAfresh = false; // whether the table is to follow the memory that is free now
         this.basis = ""; // what the column of this machine was computed from
         this.settings = null;
-        this.wanted = null; // the model whose machines are asked for before the page was read
+        this.wanted = null; // the machines that are asked for before the page was read
         this.following = false; // whether a measurement is in progress
         this.result = "";
         this.turn = 0; // counts requests for the whole table; only the newest one counts
@@ -168,6 +168,22 @@ export class Hardware {
 
     // The settings have changed, so everything is requested again.
     ask() {
+        this.readSettings();
+        if (this.offers.asked) this.offer();
+    }
+
+    // Sets the settings to others, as far as the page has them.
+    takeOver(settings) {
+        const boxes = this.part("settings").elements;
+        for (const [name, value] of Object.entries(settings)) {
+            const { value: before } = boxes[name];
+            boxes[name].value = value;
+            if (!boxes[name].value) boxes[name].value = before; // a list without this value
+        }
+        this.readSettings();
+    }
+
+    readSettings() {
         const boxes = this.part("settings").elements;
         this.settings = {
             method: boxes.method.value,
@@ -178,7 +194,6 @@ export class Hardware {
         };
         this.data.columns.clear();
         this.load();
-        if (this.offers.asked) this.offer();
     }
 
     show(names) {
@@ -302,16 +317,17 @@ export class Hardware {
         const { wanted } = this;
         if (!wanted || !this.data.choices) return;
         this.wanted = null;
-        this.offer(wanted);
+        this.offer(...wanted);
     }
 
     // Shows the machines for the model `id`, and leads to them; without one, for the model that is
-    // chosen.
-    async offer(id) {
+    // chosen. settings: those to take over, if any.
+    async offer(id, settings) {
         if (!this.data.choices) {
-            this.wanted = id;
+            this.wanted = [id, settings];
             return;
         }
+        if (settings) this.takeOver(settings);
         if (id) {
             this.offers.choose(id);
             this.offers.lead();

@@ -578,7 +578,19 @@ function drawInstead(element, { smaller, model }) {
         ),
     );
     part("machines").hidden = !model;
-    part("machines").querySelector("button").onclick = () => showMachines?.(model);
+    part("machines").querySelector("button").onclick = () =>
+        showMachines?.(model, jobOf(places.fit_panel.form.shown));
+}
+
+// The form's settings by the names that Hardware has for them, where it has them.
+function jobOf(shown) {
+    return {
+        method: shown["train.method"] === "lora" ? "lora" : "full",
+        rows: shown["train.batch_size"],
+        tokens: shown["data.max_seq_len"],
+        dtype: shown["model.dtype"],
+        optimizer: shown["train.optimizer"],
+    };
 }
 
 function timeRow({ name, text, note }) {
