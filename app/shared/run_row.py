@@ -21,7 +21,6 @@ from app.labels import (
 from app.shared.run_bar import actions_in
 from app.verdict.findings import Tone
 from app.verdict.outcome import WRONG, Outcome
-from engine.runs.record.before_training import Worse
 from engine.runs.summaries.evaluation_figures import Figure
 from engine.runs.summaries.evaluation_summary import NOT_EVALUATED, EvaluationSummary
 from engine.runs.summaries.listing import RunSummary
@@ -136,7 +135,7 @@ def _run_row(run: RunSummary, weights: Weights, scan: RunScan, is_busy: bool) ->
         "curve_tone": _curve_tone(scan),
         "validation": in_loss(sparkline.validation_loss),
         "before": _before(sparkline),
-        "worse": "" if sparkline.worse is None else _worse(sparkline.worse),
+        "worse": _worse(sparkline),
         "accuracy": _answered(sparkline),
         "evaluated": _evaluated(scan.evaluation),
         "size": "" if scan.folder_bytes is None else in_bytes(scan.folder_bytes),
@@ -157,7 +156,7 @@ def _run_row(run: RunSummary, weights: Weights, scan: RunScan, is_busy: bool) ->
 def _outcome(run: RunSummary, scan: RunScan) -> Outcome | None:
     if run.state != "finished":
         return None
-    if scan.outcome is None and scan.sparkline.worse is not None:
+    if scan.outcome is None and _leaves_worse(scan.sparkline):
         return Outcome(WRONG["worse than before training"], "bad")
     return scan.outcome
 
@@ -180,7 +179,7 @@ def _tone(run: RunSummary, scan: RunScan) -> str:
 
 
 def _curve_tone(scan: RunScan) -> Tone:
-    if scan.sparkline.worse is not None:
+    if _leaves_worse(scan.sparkline):
         return "bad"
     return "good" if scan.outcome is None else scan.outcome.tone
 
@@ -216,7 +215,16 @@ def _both(figure: Figure | None, as_text: Callable[[float], str]) -> str:
     return before + as_text(figure.trained)
 
 
-def _worse(worse: Worse) -> str:
+def _leaves_worse(sparkline: Sparkline) -> bool:
+    """Returns whether a run is worse than before training, as its verdict says."""
+    worse = sparkline.worse
+    return worse is not None and not (sparkline.leaves_better and worse.of == "validation")
+
+
+def _worse(sparkline: Sparkline) -> str:
+    worse = sparkline.worse
+    if worse is None or not _leaves_worse(sparkline):
+        return ""
     now, before = in_loss(worse.now), in_loss(worse.before)
     return f"Worse than before training: {worse.of} loss {before} → {now}."
 

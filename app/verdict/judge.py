@@ -34,6 +34,7 @@ from app.verdict.outcome import (
 from app.verdict.speed import of_speed
 from app.verdict.validation import of_before, of_memorizing, of_plateau, of_validation, validation
 from engine.config.settings import TrainConfig
+from engine.runs.record.before_training import better_kept, worse_than_before
 from engine.runs.record.snapshot import OVER_STATES, RunSnapshot
 from engine.training.checkpoints.saved_on_disk import NOTHING_SAVED, SavedSteps
 
@@ -168,11 +169,19 @@ def _early_stopping(snapshot: RunSnapshot, config: TrainConfig | None) -> list[F
     went = validation(snapshot)
     seen = learning(snapshot, losses, went)
     passes = passes_of(snapshot, config)
-    rose, overfits = of_divergence(losses, config), of_validation(went, losses, passes)
+    rose, worse, kept = of_divergence(losses, config), worse_than_before(snapshot), None
+    if worse is None or worse.of == "validation":
+        kept = better_kept(snapshot)
+    # A run is judged by the weights that it leaves: worse ones after its best are not those.
+    overfits = of_validation(went, losses, passes, kept, None if kept is None else worse)
+    memorizes = of_memorizing(snapshot, went, losses, passes)
+    if kept is not None:
+        worse = None
+        if overfits is not None:
+            memorizes = None
     if rose is not None and overfits is not None and overfits.rule == rose.rule:
         overfits = None
-    memorizes = of_memorizing(snapshot, went, losses, passes)
-    graver = [rose, of_before(snapshot, passes), memorizes, overfits]
+    graver = [rose, of_before(snapshot, worse, passes), memorizes, overfits]
     spiky, skipped = of_spikes(losses, config), of_skipped(snapshot, config)
     found = [each for each in (*graver, spiky, skipped) if each is not None]
     is_wrong = any(each.is_alarm for each in graver if each is not None)

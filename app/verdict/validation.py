@@ -14,11 +14,15 @@ import numpy as np
 
 from app.labels import in_loss, in_share
 from app.verdict.findings import Finding
-from app.verdict.losses import NOISE_STEPS, Losses, losses_of, median, median_error, noise
+from app.verdict.losses import NOISE_STEPS, Losses, median, median_error, noise
 from app.verdict.next_try import next_try
-from engine.runs.record.before_training import Worse, evaluations, worse_than_before
+from engine.runs.record.before_training import (
+    Worse,
+    evaluations,
+)
 from engine.runs.record.evaluations import ERRORS, RISE, RISE_SHARE, TOKEN_SPREAD, paired_error
 from engine.runs.record.snapshot import RunSnapshot
+from engine.runs.record.validation import Best
 
 FEWEST_EVALS = 4
 LAST_EVALS = 3
@@ -141,19 +145,29 @@ def validation(snapshot: RunSnapshot) -> Validation | None:
 
 
 def of_validation(
-    went: Validation | None, losses: Losses, passes: float | None = None
+    went: Validation | None,
+    losses: Losses,
+    passes: float | None = None,
+    kept: Best | None = None,
+    worse: Worse | None = None,
 ) -> Finding | None:
     """Returns that the run overfits, or that both of its losses rise, if they do. passes: those
-    that it has made over its rows, if that is known.
+    that it has made over its rows, if that is known. kept: its best weights, where they are kept
+    and better than those before training; only with them it is `worse` than before.
     """
     since = int(losses.steps[losses.fresh - 1]) if 0 < losses.fresh <= len(losses) else 0
-    if went is None or not went.rises(since):
+    rises = went is not None and went.rises(since)
+    if went is None or not (rises or worse is not None):
         return None
-    rise = in_loss(float(went.margins[-1]))
-    evidence = (
-        f"The latest {LAST_EVALS} of {len(went.losses)} evaluations are each more than {rise} "
-        "above the best one"
-    )
+    if rises or worse is None:
+        rise = in_loss(float(went.margins[-1]))
+        evidence = (
+            f"The latest {LAST_EVALS} of {len(went.losses)} evaluations are each more than {rise} "
+            "above the best one"
+        )
+    else:
+        rise = in_loss(worse.margin)
+        evidence = f"The latest evaluation is more than {rise} above the one before training"
     numbers = f"{in_loss(went.last)} now, {in_loss(went.best)} at step {went.best_step:,}"
     if _training_rose(losses, went):
         return Finding(
@@ -164,20 +178,32 @@ def of_validation(
             f"{evidence}, and the training loss is higher than it was then.",
         )
     of = "rows" if went.is_of_preferences else "tokens"
-    by = "counted row by row" if went.is_paired else f"estimated from the number of their {of}"
-    rises = f"loss rises while the training loss falls: {numbers}."
+    chance = f"is more than chance with this number of validation {of}"
+    if went.is_paired:
+        chance = "is more than chance, as the single validation rows show"
+    text = f"alidation loss rises while the training loss falls: {numbers}."
+    text = f"V{text}" if went.is_paired else f"Possibly overfitting: v{text}"
+    if kept is not None:
+        text = f"{best_is_kept(kept)}."
+        evidence = f"Validation loss: {numbers}. {evidence}"
     return Finding(
         "overfitting" if went.is_paired else "possibly overfitting",
         "warn",
-        f"Validation {rises}" if went.is_paired else f"Possibly overfitting: validation {rises}",
+        text,
         f"The model learns its rows by heart: {next_try('best was earlier', passes)} would help.",
-        f"{evidence}; their noise is {by}.",
+        f"{evidence}. That {chance}.",
     )
 
 
-def of_before(snapshot: RunSnapshot, passes: float | None = None) -> Finding | None:
+def best_is_kept(kept: Best) -> str:
+    """Returns, in a few words, that a run got worse after its best step, whose weights it keeps."""
+    return f"Best at step {kept.step:,}, worse after; the best weights are kept"
+
+
+def of_before(
+    snapshot: RunSnapshot, worse: Worse | None, passes: float | None = None
+) -> Finding | None:
     """Returns that the run is worse than before training, if it is, after so many passes."""
-    worse = worse_than_before(snapshot)
     if worse is None:
         return None
     now, before = in_loss(worse.now), in_loss(worse.before)
@@ -243,11 +269,6 @@ def of_memorizing(
         f"The median loss of the {TRAIN_STEPS} steps up to the latest evaluation is below "
         f"{in_share(FAR_BELOW)} of the validation loss.{best}",
     )
-
-
-def memorizes(snapshot: RunSnapshot) -> bool:
-    """Returns whether a run that is over memorizes its rows."""
-    return of_memorizing(snapshot, validation(snapshot), losses_of(snapshot)) is not None
 
 
 def _trained_before(losses: Losses, step: int) -> float:

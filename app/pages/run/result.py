@@ -22,8 +22,9 @@ from app.verdict.outcome import (
     how_long,
     right_shares,
 )
-from app.verdict.validation import validation
+from app.verdict.validation import best_is_kept, validation
 from engine.config.export_choice import ExportFrom
+from engine.runs.record.before_training import better_kept
 from engine.runs.record.snapshot import OVER_STATES, RunSnapshot
 from engine.training.checkpoints.saved_on_disk import SavedSteps
 
@@ -93,8 +94,7 @@ def _title(
     if snapshot.export_failed and not judged.main.is_alarm:
         return "Finished, but its export failed", None
     if judged.main.rule in OUTCOMES:
-        titles = OUTCOMES | UNCERTAIN if judged.rests_on_few else OUTCOMES
-        return titles[judged.main.rule], None
+        return _title_of_wrong(snapshot, judged), None
     by_label = {number["label"]: number for number in numbers}
     right, loss = by_label.get("Answers right"), by_label.get("Validation loss")
     shares = right_shares(snapshot)
@@ -107,6 +107,15 @@ def _title(
     if by_loss:
         return by_loss, loss
     return how_long(snapshot), None
+
+
+def _title_of_wrong(snapshot: RunSnapshot, judged: Verdict) -> str:
+    """Returns the outcome of a finished run with which something is wrong."""
+    kept = better_kept(snapshot)
+    if kept is not None and judged.main.rule in ("overfitting", "possibly overfitting"):
+        return best_is_kept(kept)
+    titles = OUTCOMES | UNCERTAIN if judged.rests_on_few else OUTCOMES
+    return titles[judged.main.rule]
 
 
 def _by_loss(snapshot: RunSnapshot, loss: dict[str, str], judged: Verdict) -> str:

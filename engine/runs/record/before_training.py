@@ -17,6 +17,7 @@ from typing import Literal
 
 from engine.runs.record.evaluations import Evaluated, margin, of_the_same_rows
 from engine.runs.record.snapshot import RunSnapshot
+from engine.runs.record.validation import Best
 
 LAST_EVALS = 2
 """Number of the latest evaluations that must be worse than that before training, of a run that
@@ -85,6 +86,27 @@ def worse_than_before(snapshot: RunSnapshot, is_over: bool | None = None) -> Wor
     if not len(steps) or steps.step[0] != 1:
         return None
     return of_training(steps.loss[0], steps.loss[-NOISE_STEPS:], len(steps), over)
+
+
+def better_kept(snapshot: RunSnapshot) -> Best | None:
+    """Returns the best weights of a run if they are kept, and for certain better than those before
+    training; None where others are exported.
+    """
+    best = snapshot.best
+    if best is None or not best.kept or snapshot.exported_step not in (None, best.step):
+        return None
+    return best if is_better_at(best.step, evaluations(snapshot)) else None
+
+
+def is_better_at(step: int, evals: Sequence[Evaluated]) -> bool:
+    """Returns whether the weights after `step` are better than those before training by more than
+    the noise. `evals` are of the same rows, in order.
+    """
+    if not evals or evals[0].step != 0:
+        return False
+    return any(
+        evals[0].loss > each.loss + margin(each, evals[0]) for each in evals if each.step == step
+    )
 
 
 def evaluations(snapshot: RunSnapshot) -> list[Evaluated]:

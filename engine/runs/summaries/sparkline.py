@@ -15,13 +15,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from engine.runs.record.before_training import NOISE_STEPS, Worse, of_evaluations, of_training
+from engine.runs.record.before_training import (
+    NOISE_STEPS,
+    Worse,
+    is_better_at,
+    of_evaluations,
+    of_training,
+)
 from engine.runs.record.evaluations import Evaluated, RowLosses, of_the_same_rows
 from engine.runs.record.events import (
+    BestKept,
     DataPrepared,
     EvalFinished,
     Event,
     ExactMatchMeasured,
+    ExportWritten,
     RunEnded,
     RunStarted,
     StepFinished,
@@ -53,6 +61,8 @@ class Sparkline:
     """How the latest weights are worse than those before training."""
     is_over: bool = False
     """The record has the end of the run."""
+    leaves_better: bool = False
+    """Weights that are better than those before training are kept, and no others are exported."""
 
     @property
     def accuracy(self) -> float | None:
@@ -143,6 +153,8 @@ _OTHERS = (
     DataPrepared.kind,
     EvalFinished.kind,
     ExactMatchMeasured.kind,
+    BestKept.kind,
+    ExportWritten.kind,
     RunEnded.kind,
 )
 
@@ -168,6 +180,8 @@ class _Found:
         self._pairs: int | None = None
         self._is_over = False
         self._answers: dict[int, ExactMatchMeasured] = {}
+        self._best: int | None = None
+        self._exported: int | None = None
 
     def apply(self, event: Event) -> None:
         if isinstance(event, RunStarted):
@@ -176,6 +190,8 @@ class _Found:
             self._evals = {of: event for of, event in self._evals.items() if of <= resumed}
             self._is_over = False
             self._answers = {of: event for of, event in self._answers.items() if of <= resumed}
+            if self._best is not None and self._best > resumed:
+                self._best = None
         elif isinstance(event, StepFinished):
             self._losses[event.step] = event.loss
         elif isinstance(event, EvalFinished):
@@ -185,6 +201,10 @@ class _Found:
         elif isinstance(event, DataPrepared):
             pairs = event.summary.get("eval_rows")
             self._pairs = pairs if isinstance(pairs, int) else None
+        elif isinstance(event, BestKept):
+            self._best = event.step
+        elif isinstance(event, ExportWritten):
+            self._exported = event.step
         elif isinstance(event, RunEnded):
             self._is_over = True
 
@@ -205,14 +225,24 @@ class _Found:
             None if before is None else before.loss,
             self._worse(first, [step for step in latest if isinstance(step, StepFinished)]),
             self._is_over,
+            self._leaves_better(),
         )
+
+    def _leaves_better(self) -> bool:
+        if self._best is None or self._exported not in (None, self._best):
+            return False
+        return is_better_at(self._best, self._evaluations())
+
+    def _evaluations(self) -> list[Evaluated]:
+        """Returns the evaluations of the present validation rows, in order."""
+        found = [self._evaluated(event) for _, event in sorted(self._evals.items())]
+        return of_the_same_rows(found) if found else []
 
     def _worse(self, first: Event | None, latest: list[StepFinished]) -> Worse | None:
         """Returns how the run is worse than before training, by
         `engine.runs.record.before_training`, from the whole record.
         """
-        found = [self._evaluated(event) for _, event in sorted(self._evals.items())]
-        evals = of_the_same_rows(found) if found else []
+        evals = self._evaluations()
         worse = of_evaluations(evals, self._is_over)
         made = latest[-1].step if latest else 0
         if worse is not None or (evals and evals[-1].step >= made):

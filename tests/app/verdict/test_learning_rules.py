@@ -19,6 +19,7 @@ from app.verdict.validation import (
     of_validation,
     validation,
 )
+from engine.runs.record.before_training import worse_than_before
 from engine.runs.record.evaluations import RowLosses, paired_error
 from engine.runs.record.events import (
     DataPrepared,
@@ -134,7 +135,7 @@ def test_a_small_rise_over_few_tokens_is_no_overfitting():
     found = of_validation(validation(many), losses_of(many))
     assert found.rule == "possibly overfitting" and "at step 20" in found.text
     assert found.text.startswith("Possibly overfitting: validation loss rises")
-    assert "estimated from the number of their tokens" in found.evidence
+    assert "with this number of validation tokens" in found.evidence
 
 
 def test_losses_of_pairs_are_counted_by_pairs():
@@ -152,7 +153,7 @@ def test_losses_of_pairs_are_counted_by_pairs():
     assert of_validation(validation(few), losses_of(few)) is None
     found = of_validation(validation(many), losses_of(many))
     assert found.rule == "possibly overfitting"
-    assert "estimated from the number of their rows" in found.evidence
+    assert "with this number of validation rows" in found.evidence
     falling_a_little = (0.69, 0.6)
     assert not validation(of_pairs(100, *falling_a_little)).has_improved
     assert validation(of_pairs(10_000, *falling_a_little)).has_improved
@@ -168,7 +169,10 @@ def test_rows_show_a_rise_that_few_tokens_could_not():
     losses = (1.0, 1.1, 1.2, 1.2, 1.2)
     sure = with_rows(alike, losses)
     found = of_validation(validation(sure), losses_of(sure))
-    assert found.text.startswith("Validation loss rises") and "row by row" in found.evidence
+    assert (
+        found.text.startswith("Validation loss rises")
+        and "as the single validation rows show" in found.evidence
+    )
     assert found.rule == "overfitting"
     unsure = with_rows(unlike, losses)
     assert of_validation(validation(unsure), losses_of(unsure)) is None
@@ -248,9 +252,13 @@ def from_before(*losses, every=10, tokens=2000):
     ]
 
 
+def before(snapshot):
+    return of_before(snapshot, worse_than_before(snapshot))
+
+
 def test_what_is_above_the_evaluation_before_training_is_worse():
     def told(*losses, tokens=2000, loss=lambda step: 100.0 - step / 10, total=100):
-        return of_before(fold(*from_before(*losses, tokens=tokens), *steps(total, loss=loss)))
+        return before(fold(*from_before(*losses, tokens=tokens), *steps(total, loss=loss)))
 
     found = told(6.07, 300.0, 86.4)
     assert (found.rule, found.tone) == ("worse than before training", "bad") and found.evidence
@@ -259,15 +267,15 @@ def test_what_is_above_the_evaluation_before_training_is_worse():
     assert told(6.07, 300.0, 6.3) is None and told(6.07, 5.0, 300.0) is None
     assert told(6.0, 7.0, 7.0, tokens=4) is None and told(6.0, 7.0, 7.0, tokens=100)
     ended = fold(*from_before(6.07, 86.4), *steps(), RunEnded("finished"))
-    assert of_before(ended).rule == "worse than before training"
-    advice = of_before(fold(*from_before(6.0, 4.0, 9.0, 9.0), *steps())).advice
+    assert before(ended).rule == "worse than before training"
+    advice = before(fold(*from_before(6.0, 4.0, 9.0, 9.0), *steps())).advice
     assert advice.startswith("Step 10 was better: 4.")
-    assert of_before(fold(*evaluated(1.0, 9.0, 9.0), *steps())) is None  # nobody knows
+    assert before(fold(*evaluated(1.0, 9.0, 9.0), *steps())) is None  # nobody knows
 
 
 def test_without_evaluations_the_first_step_tells_what_was_before_training():
     def told(loss, count=40):
-        return of_before(fold(*steps(count, loss=loss)))
+        return before(fold(*steps(count, loss=loss)))
 
     def exploded(step):
         return 6.07 if step == 1 else 90 + 30 * math.sin(37 * step)

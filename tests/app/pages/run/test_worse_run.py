@@ -18,14 +18,22 @@ from app.shared.run_bar import ShownRun, run_bar
 from app.shared.run_row import RunScan, recent_row, run_row
 from app.shared.run_table import Asked, ListedRun, found_runs
 from app.verdict.judge import verdict
-from engine.runs.record.events import ExactMatchMeasured, RunEnded
+from engine.runs.record.events import (
+    BestKept,
+    EvalFinished,
+    ExactMatchMeasured,
+    ExportWritten,
+    RunEnded,
+    RunStarted,
+    StateChanged,
+)
 from engine.runs.record.recorder import RunRecorder
 from engine.runs.record.run_folder import create_run
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.summaries.listing import summarize
 from engine.runs.summaries.sparkline import Sparkline, read_sparkline
 from engine.training.checkpoints.saved_on_disk import SavedSteps
-from tests.app.verdict.made_runs import CONFIG
+from tests.app.verdict.made_runs import CONFIG, steps
 from tests.support.folded import fold
 from tests.support.recorded_runs import read
 
@@ -123,6 +131,61 @@ def test_a_run_has_one_color_wherever_it_is_listed(tmp_path, name, tone):
     tones = [run_row(run, scan=look), recent_row(run, look), bar, *compared["runs"]]
     assert [shown["tone"] for shown in tones] == [tone] * 5
     assert run_row(run, scan=look)["curve_tone"] == tone
+
+
+def best_then_worse(tmp_path, *ended):
+    """Returns a run whose validation loss fell at first, and is above that before training at its
+    end.
+    """
+    made = create_run(tmp_path, CONFIG)
+    recorder = RunRecorder(made.path, made.id)
+    for event in (RunStarted(total_steps=100), StateChanged("running"), *steps(100)):
+        recorder.emit(event)
+    for step, loss in {0: 0.83, 33: 0.7, 66: 0.593, 90: 0.7, 100: 1.504}.items():
+        recorder.emit(EvalFinished(step=step, loss=loss, loss_tokens=9000))
+    for event in ended:
+        recorder.emit(event)
+    recorder.close()
+    return made, recorder.snapshot
+
+
+@pytest.mark.parametrize("exported", [(), (ExportWritten(step=66, path="export"),)])
+def test_a_run_whose_better_weights_are_kept_is_amber(tmp_path, exported):
+    """A red *Worse than before training* stood beside the loss of the best weights, which are
+    better.
+    """
+    kept = BestKept(step=66, loss=0.593)
+    made, found = best_then_worse(tmp_path, kept, *exported, RunEnded("finished"))
+    judged = verdict(found, "finished", SavedSteps(100, 100, 66), CONFIG)
+    card = head(found, "finished", SavedSteps(100, 100, 66), judged)
+    said = "Best at step 66, worse after; the best weights are kept"
+    assert (card["title"], card["tone"]) == (said, "warn")
+    assert card["facts"][0]["to"] == "0.593"
+    row, entry = run_row(summarize(made), scan=scanned(made)), recent_row(summarize(made))
+    assert (row["word"], row["tone"], row["curve_tone"], row["worse"]) == (
+        *("May overfit", "warn", "warn"),
+        "",
+    )
+    unread = RunScan(read_sparkline(made.events_path))
+    assert recent_row(summarize(made), unread)["word"] != "Worse" and entry["tone"] != "bad"
+
+
+def test_a_going_run_whose_better_weights_are_kept_is_told_so(tmp_path):
+    kept, again = BestKept(step=66, loss=0.593), EvalFinished(step=101, loss=1.6, loss_tokens=9000)
+    _, found = best_then_worse(tmp_path, kept, again)
+    told = verdict(found, "running", config=CONFIG).main
+    assert told.tone == "warn" and told.text.startswith("Best at step 66, worse after")
+    assert "1.600 now, 0.593 at step 66" in told.evidence
+
+
+@pytest.mark.parametrize(
+    "ended", [(), (BestKept(step=66, loss=0.593), ExportWritten(step=100, path="export"))]
+)
+def test_a_run_that_leaves_only_the_worse_weights_is_red(tmp_path, ended):
+    made, found = best_then_worse(tmp_path, *ended, RunEnded("finished"))
+    assert verdict(found, "finished").main.tone == "bad"
+    row = run_row(summarize(made), scan=scanned(made))
+    assert (row["word"], row["tone"], row["curve_tone"]) == ("Worse", "bad", "bad")
 
 
 def test_the_least_bad_of_such_runs_is_not_the_best(snapshot):
