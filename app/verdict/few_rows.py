@@ -31,6 +31,6 @@ def with_rows(judged: Verdict, snapshot: RunSnapshot) -> Verdict:
         "few rows",
         "calm",
         f"Judged by only {of}: {FEWEST_ROWS} are needed to be sure.",
-        "More data or a larger data.eval_fraction gives more of them.",
+        "More data, or a larger data.eval_fraction, gives more validation rows.",
     )
     return replace(judged, also=(few, *judged.also))

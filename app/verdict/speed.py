@@ -131,8 +131,8 @@ def _slow(snapshot: RunSnapshot, seconds: float, evidence: str) -> Finding | Non
         "warn",
         f"{seconds / predicted:.1f}× slower than predicted: {_why_slow(snapshot)}.",
         "If nothing else used this machine, measure it again in Hardware.",
-        f"{evidence}. {in_step_time(predicted)} were predicted; this is told "
-        f"from {in_share(SLOWER)} more on.",
+        f"{evidence}. {in_step_time(predicted)} were predicted. "
+        f"A difference of {in_share(SLOWER)} or less is not reported.",
     )
 
 

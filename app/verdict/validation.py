@@ -317,5 +317,6 @@ def of_plateau(snapshot: RunSnapshot, went: Validation | None, losses: Losses) -
         f"{int(went.steps[first - 1]):,}.",
         "It may fall again when the learning rate does. More steps at this rate bring little.",
         f"The latest {len(went.losses) - first} evaluations gained less than "
-        f"{in_share(PLATEAU_GAIN)}, while the rate is above {in_share(HIGH_RATE)} of its peak.",
+        f"{in_share(PLATEAU_GAIN)}, while the learning rate is above {in_share(HIGH_RATE)} of its "
+        "peak.",
     )

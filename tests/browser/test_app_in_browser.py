@@ -105,7 +105,7 @@ def test_the_whole_job(page, context, server):
     loss = page.locator(".rs-figures tbody tr").first
     expect(loss.get_by_role("rowheader")).to_contain_text("Validation loss")
     expect(loss.locator("[data-label=Difference]")).to_have_text(re.compile("^−.*better$"))
-    expect(page.locator("[data-field=helped-word]")).to_have_text("Yes")
+    expect(page.locator("[data-field=helped-word]")).to_have_text("Yes, against the base model")
     vote = page.locator("[data-part=blind] [data-place=right]")
     expect(page.locator("[data-part=side-by-side]")).to_be_hidden()
     vote.focus()
@@ -124,7 +124,7 @@ def test_the_whole_job(page, context, server):
     size = page.locator("[data-field=export-size]")
     expect(size).to_have_text(re.compile(r"^[\d.]+ .iB of weights, [\d.]+ .iB free\.$"))
     page.locator("[data-part=export] form button").last.click()
-    checked = "Checked: 10 rows of the data have the tokens that were trained."
+    checked = "Checked: 10 rows of the data give the same tokens as in training."
     text = f"Exported the model of step 60 (the best weights) to {server.folder / 'exported'}."
     expect(page.locator("[data-field=export-caption]")).to_have_text(f"{text} {checked}")
     newest = page.locator(".rs-exports li").first

@@ -62,6 +62,7 @@ def test_a_run_is_changed_and_tells_when_it_is_over(page, server):
         page.keyboard.press(key)
     dialog = page.get_by_role("dialog", name="Edit this run")
     expect(dialog.get_by_label("Total steps")).to_have_value("100000")
+    expect(dialog.get_by_label("Total steps")).to_be_focused()
     dialog.get_by_label("Learning rate (peak)").fill("-1")
     page.keyboard.press("Enter")
     expect(dialog).to_be_visible()
@@ -72,7 +73,7 @@ def test_a_run_is_changed_and_tells_when_it_is_over(page, server):
     height = page.locator(".rs-bar").bounding_box()["height"]
     page.keyboard.press("Enter")
     expect(dialog).to_be_hidden()
-    expect(bar(page, "note")).to_have_text("The run uses the new values from its next step.")
+    expect(bar(page, "note")).to_have_text("The new values take effect at the next step.")
     assert page.locator(".rs-bar").bounding_box()["height"] == height, "It moves the page."
     assert not page.evaluate(UNDER_THE_NOTE), "It lies over buttons."
     page.evaluate("window.away = true")

@@ -81,7 +81,7 @@ export class RunBar {
         const change = element.querySelector('[data-part="change"]');
         this.change = new ChangeDialog(change, async (values) => {
             await this.post("change", values);
-            this.notify("The run uses the new values from its next step.");
+            this.notify("The new values take effect at the next step.");
             wake();
         });
         this.rename = new RenameDialog(this.root, renamed);
@@ -406,7 +406,7 @@ class ChangeDialog {
         this.problem.textContent = "";
         this.showFall();
         this.dialog.showModal();
-        this.rate.select();
+        this.steps.select();
     }
 
     // The length of the run is also that of the schedule of the learning rate.

@@ -132,5 +132,5 @@ def _when(snapshot: RunSnapshot, step: int, is_over: bool) -> str:
     if not asked:
         return "" if is_over else "Asked again at an evaluation"
     if len(asked) < len(evaluated):
-        return f"Step {step:,} · at {len(asked)} of {len(evaluated)} evaluations"
-    return f"Step {step:,} · at every evaluation"
+        return f"Step {step:,} · asked at {len(asked)} of {len(evaluated)} evaluations"
+    return f"Step {step:,} · asked at every evaluation"

@@ -14,7 +14,8 @@ from engine.runs.summaries.evaluation_figures import AHEAD, LOSS, RIGHT, Figure
 
 ORDER = (RIGHT, AHEAD, LOSS)
 """Figures of the validation rows, what a person wants most first."""
-YES, NO, UNKNOWN = "Yes", "No", CANNOT_TELL
+YES, NO = "Yes, against the base model", "No, against the base model"
+UNKNOWN = CANNOT_TELL
 MORE_ROWS = "Set a larger “Validation share” in New, or add a benchmark below."
 
 
@@ -32,18 +33,26 @@ def did_it_help(
     figures: Sequence[Figure],
     as_text: Callable[[Figure, float | None], str],
     began_with: str = "",
+    loss_before: float | None = None,
 ) -> Answer | None:
     """Returns the answer, or None where nothing was evaluated. `as_text` writes a value of a
     figure. `began_with` names the run that this one continues, if it does: elsewhere, *before
-    training* is of its weights.
+    training* is of its weights, which had the validation loss `loss_before`, if that is known.
     """
     if not figures:
         return None
     found = _answer(figures, as_text)
     if not began_with:
         return found
-    other = f"Overview compares with {began_with}, whose weights this run began with."
-    return replace(found, text=f"{found.text} {other}")
+    trained = next((each for each in figures if each.name == LOSS), None)
+    if trained is None or trained.trained is None or loss_before is None:
+        other = f"Overview compares it with {began_with}, the run that it continues."
+        return replace(found, text=f"{found.text} {other}")
+    went = f"{as_text(trained, loss_before)} → {as_text(trained, trained.trained)}"
+    against = f"Against {began_with}, the run that it continues: validation loss {went}."
+    is_good = found.tone == "good" and trained.trained < loss_before
+    tone: Tone = found.tone if found.tone != "good" or is_good else "calm"
+    return replace(found, tone=tone, text=f"{found.text} {against}")
 
 
 def _answer(figures: Sequence[Figure], as_text: Callable[[Figure, float | None], str]) -> Answer:

@@ -83,7 +83,7 @@ def evaluation_details(
     pace = FORWARD * _speed(snapshot)
     told = of_rows or latest  # tasks may have been asked alone
     note = "" if told is None else told.note
-    helped = did_it_help(figures, _value, _began_with(folder))
+    helped = did_it_help(figures, _value, _began_with(folder), _loss_before(snapshot))
     return {
         "form": form | {"goes_on": is_broken_off, "tasks": _tasks(answered, pace, asked or None)},
         "helped": None if helped is None else vars(helped),
@@ -103,6 +103,12 @@ def _began_with(folder: RunFolder) -> str:
     """
     config = _config(folder)
     return "" if config is None else name_of_start(config.model.start_from or "")
+
+
+def _loss_before(snapshot: RunSnapshot) -> float | None:
+    """Returns the validation loss of the weights that the run began with, if it is known."""
+    evals = snapshot.evals
+    return evals.loss[0] if len(evals) and evals.step[0] == 0 else None
 
 
 def _newest(found: Evaluations, has: Callable[[Evaluation], bool]) -> Evaluation | None:

@@ -79,7 +79,7 @@ def tflops_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     x = places(snapshot, steps, axis)
     tflops = np.asarray(steps.tflops, dtype=float)
     ceiling = snapshot.peak_tflops
-    name, values = ("of the peak", 100 * tflops / ceiling) if ceiling else ("TFLOPS", tflops)
+    name, values = ("of the top speed", 100 * tflops / ceiling) if ceiling else ("TFLOPS", tflops)
     data = [curve(name, *downsample(x, values), Line(AMBER, width=1.5))]
     y = one_row(from_zero=True) | {"nticks": 3}
     if ceiling:

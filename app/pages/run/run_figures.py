@@ -158,7 +158,7 @@ def _throughput_text(snapshot: RunSnapshot) -> str:
         tflops = float(np.median(steps.tflops))
         ceiling = snapshot.peak_tflops
         share = in_share(tflops / ceiling)
-        text += f" · {_of_ceiling(tflops, ceiling)}, {share} of the peak"
+        text += f" · {_of_ceiling(tflops, ceiling)}, {share} of the top speed"
     return text
 
 
@@ -183,7 +183,7 @@ def _peak_text(snapshot: RunSnapshot) -> str:
     tflops = float(np.median(snapshot.steps.tflops[-RECENT_STEPS:]))
     if not snapshot.peak_tflops:
         return in_flops(tflops)
-    return f"{in_share(tflops / snapshot.peak_tflops)} of this machine’s peak"
+    return f"{in_share(tflops / snapshot.peak_tflops)} of this machine’s top speed"
 
 
 def machine_text(snapshot: RunSnapshot) -> str:

@@ -89,7 +89,7 @@ def _ceiling_note(snapshot: RunSnapshot) -> str:
     if not snapshot.peak_tflops:
         return each or "useful work"
     share = f"{in_share(tflops / snapshot.peak_tflops)} of "
-    return f"{each}, {share}the peak" if each else f"{share}this machine’s peak"
+    return f"{each}, {share}its top speed" if each else f"{share}this machine’s top speed"
 
 
 def _tile(label: str, value: str, note: str) -> dict[str, str]:

@@ -65,7 +65,7 @@ def same_tokens(
         return f"Tokens were not compared: {first_line(error)}"
     if not compared:
         return "Tokens were not compared: the first rows of the data have no text."
-    return f"Checked: {counted(compared, 'row')} of the data have the tokens that were trained."
+    return f"Checked: {counted(compared, 'row')} of the data give the same tokens as in training."
 
 
 @dataclass(frozen=True)

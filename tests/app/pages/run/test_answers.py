@@ -63,12 +63,12 @@ def test_an_evaluation_answers_three_of_them_anew_and_says_which_is_right():
         ("3", False),
         ("4", True),
     ]
-    assert found["caption"] == "Step 10 · at every evaluation"
+    assert found["caption"] == "Step 10 · asked at every evaluation"
     stopped = answers(run(BEFORE, *trained(10, *evaluated)), is_over=True)
     assert len(stopped["rows"]) == 3, "nobody asked the others again"
     later = [*trained(20)[:10], *evaluated, *trained(20)[10:], EvalFinished(20, 1.0, 9)]
     assert answers(run(BEFORE, *later), is_over=False)["caption"] == (
-        "Step 10 · at 1 of 2 evaluations"
+        "Step 10 · asked at 1 of 2 evaluations"
     )
 
 

@@ -33,10 +33,30 @@ BY_CHANCE = Interval(-0.1, 0.1)
 @pytest.mark.parametrize(
     ("figures", "word", "tone", "said"),
     [
-        ([loss(2, 1, FELL), right(0, 0.9, GAINED)], "Yes", "good", "trained 90 %."),
-        ([loss(2, 1, FELL), right(0, 0, BY_CHANCE)], "Yes", "good", "No answer is right yet."),
-        ([loss(2, 3, ROSE), right(0, 0.9, GAINED)], "Yes", "calm", "But worse: Validation loss."),
-        ([loss(2, 3, ROSE), right(0, 0, BY_CHANCE)], "No", "bad", "Try a lower learning rate"),
+        (
+            [loss(2, 1, FELL), right(0, 0.9, GAINED)],
+            "Yes, against the base model",
+            "good",
+            "trained 90 %.",
+        ),
+        (
+            [loss(2, 1, FELL), right(0, 0, BY_CHANCE)],
+            "Yes, against the base model",
+            "good",
+            "No answer is right yet.",
+        ),
+        (
+            [loss(2, 3, ROSE), right(0, 0.9, GAINED)],
+            "Yes, against the base model",
+            "calm",
+            "But worse: Validation loss.",
+        ),
+        (
+            [loss(2, 3, ROSE), right(0, 0, BY_CHANCE)],
+            "No, against the base model",
+            "bad",
+            "Try a lower learning rate",
+        ),
         ([loss(2, 2, BY_CHANCE)], "Cannot tell yet", "calm", "With 38 rows"),
         ([loss(6, 0.1, None, 2)], "Cannot tell yet", "calm", "Only 2 validation rows: "),
         ([loss(6, 0.1, None, 1)], "Cannot tell yet", "calm", "Only 1 validation row: 20 are"),
@@ -44,8 +64,18 @@ BY_CHANCE = Interval(-0.1, 0.1)
         ([loss(6, 0.1, None, 38)], "Cannot tell yet", "calm", "different rows"),
         ([loss(6, None, None)], "Cannot tell yet", "calm", "The trained model is not evaluated"),
         ([loss(None, 1, None)], "Cannot tell yet", "calm", "The base model is not evaluated"),
-        ([Figure(AHEAD, "share", 0.5, 0.9, GAINED, True, 38, "pairs")], "Yes", "good", AHEAD),
-        ([Figure("arc: acc", "share", 0.5, 0.4, ROSE, False, 9, "samples")], "No", "bad", "arc"),
+        (
+            [Figure(AHEAD, "share", 0.5, 0.9, GAINED, True, 38, "pairs")],
+            "Yes, against the base model",
+            "good",
+            AHEAD,
+        ),
+        (
+            [Figure("arc: acc", "share", 0.5, 0.4, ROSE, False, 9, "samples")],
+            "No, against the base model",
+            "bad",
+            "arc",
+        ),
     ],
 )
 def test_there_is_always_an_answer_and_its_reason(figures, word, tone, said):
@@ -75,4 +105,13 @@ def test_nothing_is_answered_before_an_evaluation_and_the_base_of_a_continued_ru
         append_evaluation(run.path, began)
         append_evaluation(run.path, LossMeasured("1", "trained", 1.0, [1.0], [9]))
     assert "began with" not in shown(first)["helped"]["text"]
-    assert "Overview compares with First, whose weights" in shown(then)["helped"]["text"]
+    assert "Overview compares it with First, the run" in shown(then)["helped"]["text"]
+
+
+@pytest.mark.parametrize(("before", "tone"), [(1.5, "good"), (0.5, "calm")])
+def test_the_weights_that_a_continued_run_began_with_are_told_too(before, tone):
+    figures = [loss(2, 1, FELL)]
+    answer = did_it_help(figures, lambda _, value: f"{value:.3f}", "First", before)
+    assert (answer.word, answer.tone) == ("Yes, against the base model", tone)
+    text = f"Against First, the run that it continues: validation loss {before:.3f} → 1.000."
+    assert answer.text.endswith(text)

@@ -70,7 +70,8 @@ def test_tiles_and_the_line_of_memory_tell_of_all_gpus_and_of_one():
     snapshot = snapshot_of(2)
     flops = tile(snapshot, "Compute, latest steps")
     assert (
-        flops["value"] == "1,200 TFLOPS" and flops["note"] == "600 TFLOPS a GPU, 75 % of the peak"
+        flops["value"] == "1,200 TFLOPS"
+        and flops["note"] == "600 TFLOPS a GPU, 75 % of its top speed"
     )
     memory = tile(snapshot, "GPU memory")
     assert memory["value"] == "12.0 GiB" and "rank 1, the fullest" in memory["note"]
@@ -91,7 +92,7 @@ def test_processes_on_a_cpu_have_no_gpu():
 def test_one_rank_is_told_as_ever():
     snapshot = snapshot_of(1)
     assert rank_table(snapshot) is None and ranks_text(snapshot) == ""
-    assert tile(snapshot, "Compute, latest steps")["note"] == "75 % of this machine’s peak"
+    assert tile(snapshot, "Compute, latest steps")["note"] == "75 % of this machine’s top speed"
     assert tile(snapshot, "GPU memory")["note"] == "peak, of 80.0 GiB"
     assert "fullest" not in memory_text(snapshot)
 

@@ -159,9 +159,9 @@ def test_the_ceiling_is_drawn_where_it_can_be_seen_and_said_always(finished):
     assert names(0) == (["tokens/s", "TFLOPS"], "Median of the run: 0 tokens/s")
     drawn, shown = names(4)
     assert drawn[-1] == "ceiling"
-    assert shown == "Median of the run: 0 tokens/s · 1.00 of 4.00 TFLOPS, 25 % of the peak"
+    assert shown == "Median of the run: 0 tokens/s · 1.00 of 4.00 TFLOPS, 25 % of the top speed"
     drawn, shown = names(700)
-    assert drawn[-1] == "TFLOPS" and "of 700 TFLOPS, 0.1 % of the peak" in shown
+    assert drawn[-1] == "TFLOPS" and "of 700 TFLOPS, 0.1 % of the top speed" in shown
 
 
 def test_the_speed_is_a_share_of_the_peak_where_one_was_measured():
@@ -174,7 +174,7 @@ def test_the_speed_is_a_share_of_the_peak_where_one_was_measured():
 
     assert shown(4) == (
         [25.0],
-        "25 % of this machine’s peak · 20.0k tokens/s · 0.50 s a step, latest steps",
+        "25 % of this machine’s top speed · 20.0k tokens/s · 0.50 s a step, latest steps",
     )
     unknown = [1.0], "1.00 TFLOPS · 20.0k tokens/s · 0.50 s a step, latest steps"
     assert shown(0) == unknown
@@ -375,7 +375,7 @@ def test_tiles_and_details(finished):
     assert shown["GPU memory"]["value"] == "43.0 GiB"
     assert "GPU memory" not in {tile["label"] for tile in tiles(fold(run_events(5, gpu=False)))}
     assert all(tile["value"] == "–" for tile in tiles(RunSnapshot()))
-    assert shown["Compute, latest steps"]["note"].endswith(" of this machine’s peak")
+    assert shown["Compute, latest steps"]["note"].endswith(" of this machine’s top speed")
     assert "Loss" not in shown, "the curves say it"
     assert shown["Power"]["value"].endswith(" W")
     known = details(finished)

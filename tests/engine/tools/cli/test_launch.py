@@ -80,7 +80,7 @@ def test_train_runs_and_export(capsys, tmp_path, preset):
     assert run["id"] in capsys.readouterr().out
     assert launch.main(["export", run["id"], str(tmp_path / "home"), "--runs-dir", str(runs)]) == 0
     assert (tmp_path / "home" / "model.safetensors").exists()
-    assert "have the tokens that were trained" in capsys.readouterr().err
+    assert "give the same tokens as in training" in capsys.readouterr().err
     assert "not an empty folder" in bad(
         capsys, "export", run["id"], str(tmp_path / "home"), "--runs-dir", str(runs)
     )

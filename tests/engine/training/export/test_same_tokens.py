@@ -16,7 +16,7 @@ from engine.training.export.same_tokens import same_tokens
 from engine.training.export.write_tokenizer import write_tokenizer
 from tests.support.gguf_tokenizers import known_tokenizer, pieces_tokenizer
 
-CHECKED = "Checked: 10 rows of the data have the tokens that were trained."
+CHECKED = "Checked: 10 rows of the data give the same tokens as in training."
 TEXTS = ("hello a hello", " a", "hell\nö  日 ż", "don't 1234 5", "a<s>b")
 
 
