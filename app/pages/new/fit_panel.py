@@ -9,9 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from app.form.settings_form import as_labeled
 from app.labels import in_bytes, in_count, in_predicted_time
-from app.pages.new.fixes import best_suggestions, suggestion_card
+from app.pages.new.fixes import (
+    best_suggestions,
+    fixes_of_nearest,
+    in_words_of_page,
+    suggestion_card,
+)
 from app.pages.new.known_models import card_id, model_title
 from app.pages.new.receipt import TO_MEASURE, clock, queue_text
 from app.pages.new.run_length import RunLength
@@ -177,7 +181,7 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         "reasons": [
             *filter(None, (beside.lacks, beside.remedy if fits else "")),
             *beside.asks,
-            *map(as_labeled, report.reasons[_failing(report) :]),
+            *map(in_words_of_page, report.reasons[_failing(report) :]),
             # What is told of a run matters once it fits.
             *((*beside.remarks, *on_disk, *beside.tracked) if fits else ()),
         ],
@@ -186,6 +190,7 @@ def fit_panel(report: FitReport, busy: str | None, beside: Beside) -> dict[str, 
         "fixes": {
             **beside.fixes,
             **beside.asks,
+            **fixes_of_nearest(report),
             **({beside.lacks: TRY_AGAIN} if beside.lacks else {}),
         },
         "lives": lives,

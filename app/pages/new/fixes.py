@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,9 @@ RESULTS = {
     Exactness.FEWER_TOKENS: "Each step sees fewer tokens",
     Exactness.ADAPTERS_ALONE: "The model itself stays as it is",
 }
+ADD_ON = "Train an add-on (LoRA)"
+ADAPTERS = re.compile(r"train adapters \(LoRA\) of rank \d+ instead of all weights")
+"""What the engine calls it in a sentence."""
 UNFIXABLE = ("model.source",)
 """Settings that no value is known for that would be better."""
 
@@ -129,6 +133,24 @@ def suggestion_card(suggestion: Suggestion, report: FitReport, rate: float) -> d
         "exactness": [kind.value for kind in suggestion.exactness],
         "seconds": suggestion.seconds,
     }
+
+
+def in_words_of_page(reason: str) -> str:
+    """Returns a reason of the engine against a job in the words of the page."""
+    return ADAPTERS.sub(f"{ADD_ON[0].lower()}{ADD_ON[1:]}", as_labeled(reason))
+
+
+def fixes_of_nearest(report: FitReport) -> dict[str, Any]:
+    """Returns the button for the change with which a job lacks least, by its sentence; none where
+    there is no such change.
+    """
+    nearest = report.nearest
+    if nearest is None:
+        return {}
+    title = nearest.title[1:]
+    sentence = next(reason for reason in report.reasons if title in reason)
+    label = ADD_ON if METHOD in nearest.changes else as_labeled(nearest.title)
+    return {in_words_of_page(sentence): _fix(label, nearest.changes)}
 
 
 def _before_and_after(name: Any, after: int, report: FitReport) -> dict[str, Any]:

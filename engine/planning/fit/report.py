@@ -32,7 +32,10 @@ from engine.planning.fit.requirements import (
 )
 from engine.planning.fit.suggestions import (
     AdaptedShape,
+    Found,
+    Nearest,
     Suggestion,
+    lacks_of,
     moves_text,
     of_catalog,
     requirements_with,
@@ -77,6 +80,8 @@ class FitReport:
     """Moments and block inputs on the disk."""
     answers: AnswersMemory | None = None
     """What answers take, of the memory that training leaves free."""
+    nearest: Nearest | None = None
+    """The change with which a job lacks least that no change makes fit."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, in the form that the record and the screen use."""
@@ -113,7 +118,7 @@ def estimate(
         config, machine, shape, facts, _lacks_memory(config, machine, shape, facts)
     )
     status = requirements.status()
-    suggestions = suggestions_for(requirements, adapted) if status != FitStatus.FITS else ()
+    found = suggestions_for(requirements, adapted) if status != FitStatus.FITS else Found()
     measured = (
         facts.rates is not None
         or requirements.device == "cpu"
@@ -122,8 +127,8 @@ def estimate(
     return FitReport(
         status=status,
         headline=_headline(requirements, status),
-        reasons=tuple(_reasons(requirements, bool(suggestions))),
-        suggestions=suggestions,
+        reasons=tuple(_reasons(requirements, found)),
+        suggestions=found.suggestions,
         host=requirements.parts[PartName.HOST],
         gpu=requirements.parts.get(PartName.GPU),
         disk=requirements.parts[PartName.DISK],
@@ -150,6 +155,7 @@ def estimate(
         chosen=requirements.chosen,
         disk_offload=requirements.disk_offload,
         answers=answers_memory(requirements),
+        nearest=found.nearest,
     )
 
 
@@ -246,34 +252,49 @@ def _headline(requirements: Requirements, status: FitStatus) -> str:
     )
 
 
-def _reasons(requirements: Requirements, helped: bool) -> list[str]:
-    """Returns the reasons against the job, in sentences. helped: suggestions were found."""
+def _reasons(requirements: Requirements, found: Found) -> list[str]:
+    """Returns the reasons against the job, in sentences. found: what would help it."""
     failing = [
         name for name, part in requirements.parts.items() if part.status == FitStatus.DOES_NOT_FIT
     ]
     reasons = [_short_of(name, requirements.parts[name]) for name in failing]
-    if failing and not helped:
-        reasons.append(_no_setting(requirements, failing))
+    if failing and not found.suggestions:
+        nearest = found.nearest
+        told = _no_setting(requirements) if nearest is None else _nearest_text(requirements, nearest)
+        reasons.append(told)
     for name, part in requirements.parts.items():
         if part.status == FitStatus.TIGHT:
             reasons.append(_almost_full(name, part))
     return reasons + _warnings(requirements, bool(failing))
 
 
-def _no_setting(requirements: Requirements, failing: list[PartName]) -> str:
-    """Returns how much is missing where no setting helps, and what to do about it: to free what
-    other programs hold, where that suffices.
-    """
-    parts, machine = requirements.parts, requirements.machine
-    short = {name: parts[name].total - parts[name].known_limit for name in failing}
-    lacks = " and ".join(f"{in_gib(size)} more {PART_WORDS[name]}" for name, size in short.items())
-    said = f"No setting makes this model fit here: it needs {lacks}."
+def _no_setting(requirements: Requirements) -> str:
+    """Returns how much is missing where no setting helps, and what to do about it."""
+    lacks = dict(lacks_of(requirements))
+    said = f"No setting makes this model fit here: it needs {_more(lacks)}."
+    return f"{said} {_way_out(requirements.machine, lacks)}"
+
+
+def _nearest_text(requirements: Requirements, nearest: Nearest) -> str:
+    """Returns how much is missing with the change of settings that helps most."""
+    lacks = dict(nearest.lacks)
+    title = f"{nearest.title[0].lower()}{nearest.title[1:]}"
+    said = f"The nearest is to {title}, which needs {_more(lacks)}."
+    return f"{said} {_way_out(requirements.machine, lacks)}"
+
+
+def _more(lacks: dict[PartName, int]) -> str:
+    return " and ".join(f"{in_gib(size)} more {PART_WORDS[name]}" for name, size in lacks.items())
+
+
+def _way_out(machine: Machine, lacks: dict[PartName, int]) -> str:
+    """Returns what to free, where that suffices: what other programs hold, or disk space."""
     others = machine.ram_limit - machine.ram_available
-    if failing == [PartName.HOST] and short[PartName.HOST] <= others - SYSTEM_RAM_BYTES:
-        return f"{said} Other programs use {in_gib(others)} of RAM: close some of them."
-    if failing == [PartName.DISK]:
-        return f"{said} Free some disk space."
-    return f"{said} Choose a smaller model or another machine."
+    if [*lacks] == [PartName.HOST] and lacks[PartName.HOST] <= others - SYSTEM_RAM_BYTES:
+        return f"Other programs use {in_gib(others)} of RAM: close some of them."
+    if [*lacks] == [PartName.DISK]:
+        return "Free some disk space."
+    return "Choose a smaller model or another machine."
 
 
 def _almost_full(name: PartName, part: Part) -> str:

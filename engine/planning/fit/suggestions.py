@@ -44,6 +44,9 @@ from engine.planning.shape.catalog import catalog_shape
 from engine.planning.shape.model_shape import ModelShape
 from engine.text import in_gib, in_seconds
 
+MAY_BE_MORE = 1.25
+"""What the nearest change lacks, as a share of what the best one lacks: the simplest one is told."""
+
 AdaptedShape = Callable[[ModelConfig, Adapters], ModelShape | None]
 """Returns the shape of a model with these adapters; None for a model whose adapters are unknown."""
 
@@ -123,15 +126,35 @@ class Suggestion:
         }
 
 
-def suggestions_for(
-    requirements: Requirements, adapted: AdaptedShape = of_catalog
-) -> tuple[Suggestion, ...]:
+@dataclass(frozen=True)
+class Nearest:
+    """The change of settings with which a job that no change makes fit lacks least."""
+
+    title: str
+    """The change, in words."""
+    changes: Changes
+    lacks: tuple[tuple[PartName, int], ...]
+    """Bytes that the job then lacks of each part that does not fit."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found for a job that does not fit, or not comfortably."""
+
+    suggestions: tuple[Suggestion, ...] = ()
+    nearest: Nearest | None = None
+    """Known only where there are no suggestions."""
+
+
+def suggestions_for(requirements: Requirements, adapted: AdaptedShape = of_catalog) -> Found:
     """Returns changes with which the job fits, for `requirements` that do not fit, or not
     comfortably. Those that cost least come first, and of each kind only the smallest that suffices
     is returned. Each says how much the job then takes at least. None says yet how long a step
     takes.
     """
-    return _Search(requirements, adapted).suggestions()
+    search = _Search(requirements, adapted)
+    suggestions = search.suggestions()
+    return Found(suggestions, None if suggestions else search.nearest())
 
 
 def requirements_with(
@@ -192,11 +215,25 @@ class _Search:
         )
         self._partial: dict[PartName, Option] = {}
         """Smallest change that helps a part that does not fit but not all parts, by part."""
+        self._near: list[Nearest] = []
+        """What was tried in vain, but for fewer and shorter rows, in the order of what it costs."""
 
     def suggestions(self) -> tuple[Suggestion, ...]:
         found = self._of_first(groups_of_kinds(self._requirements))
         adapters = self._of_first(groups_of_adapters(self._requirements))
         return (*found, *adapters[:1], *self._of_group(kinds_of_disk_offload(self._requirements)))
+
+    def nearest(self) -> Nearest | None:
+        """Returns the change that was tried in vain and lacks about the least, for a job that lacks
+        memory; None where none lacks much less than the job as it is.
+        """
+        if self._requirements.status(MEMORY) != FitStatus.DOES_NOT_FIT:
+            return None
+        as_it_is = sum(size for _, size in lacks_of(self._requirements))
+        least = min((_size(each) for each in self._near), default=as_it_is)
+        if MAY_BE_MORE * least >= as_it_is:
+            return None
+        return next(each for each in self._near if _size(each) <= MAY_BE_MORE * least)
 
     def _of_first(self, groups: list[list[Kind]]) -> list[Suggestion]:
         """Returns the suggestions of the first group that has any."""
@@ -229,6 +266,9 @@ class _Search:
             result = self._tried(option.changes)
             if result is None:
                 continue
+            lacks = lacks_of(result)
+            if lacks and Exactness.FEWER_TOKENS not in option.exactness:
+                self._near.append(Nearest(option.text, option.changes, lacks))
             if result.status() in self._wanted:
                 if not self._is_planned(option.changes):
                     continue
@@ -302,6 +342,19 @@ class _Search:
             return minimum_requirements(config, self._requirements.machine, shape, before)
         except ConfigError:
             return None
+
+
+def lacks_of(requirements: Requirements) -> tuple[tuple[PartName, int], ...]:
+    """Returns the bytes that a job lacks of each part that does not fit."""
+    return tuple(
+        (name, part.total - part.known_limit)
+        for name, part in requirements.parts.items()
+        if part.status == FitStatus.DOES_NOT_FIT
+    )
+
+
+def _size(nearest: Nearest) -> int:
+    return sum(size for _, size in nearest.lacks)
 
 
 def _shape_of(

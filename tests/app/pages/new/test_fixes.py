@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -64,3 +65,21 @@ def test_what_other_programs_hold_is_told_where_freeing_it_would_help(checker, m
     assert checker.fit_panel(given)["reasons"][0].endswith(
         "more RAM. Choose a smaller model or another machine."
     )
+
+
+def test_where_no_change_suffices_the_nearest_one_is_told_and_taken(checker, monkeypatch):
+    machine = with_figures(named_machine("RTX 4090", 24), disk_gib=500)
+    machine = replace(machine, gpus=(), ram_limit=26 * GIB, ram_available=16 * GIB)
+    monkeypatch.setattr(app.pages.new.checker, "read_machine", lambda folder: machine)
+    given = shown(model__source="Qwen/Qwen2.5-7B")
+    found = checker.fit_panel(given)
+    (told,) = found["reasons"]
+    assert not found["suggestions"]
+    assert told.startswith("The nearest is to train an add-on (LoRA)")
+    assert told.endswith("more RAM. Other programs use 10.0 GiB of RAM: close some of them.")
+    fix = found["fixes"][told]
+    assert fix["label"] == "Train an add-on (LoRA)"
+    assert fix["changes"]["train.method"] == "lora"
+    lacks = re.search(r"needs ([\d.]+ GiB) more RAM", told)[1]
+    after = checker.fit_panel(given | fix["changes"])
+    assert f"needs {lacks} more RAM" in after["reasons"][0]
