@@ -391,7 +391,21 @@ def test_a_server_that_does_not_answer_is_told_and_asked_again(page):
     assert cards
 
 
+COUNTED = """async () => {
+  const { withFinding } = await import('/ramstream/pages/new/finding.js');
+  const fixes = { slow: { label: 'Compute in float32', changes: { 'model.dtype': 'float32' } } };
+  const again = { label: 'Try again', changes: {} };
+  const panel = { headline: 'Fits', tone: 'good', can_start: true, reasons: ['none', 'slow'] };
+  const finding = { text: 'Which column is which?', blocks: true, asks: true };
+  return [{ none: again }, { none: again, ...fixes }].map(
+    (each) => withFinding({ ...panel, fixes: each }, finding).headline);
+}"""
+"""Headlines beside a question on the data, without and with a warning that a change answers."""
+
+
 def test_the_cpu_is_taken_only_once_a_person_says_so(page, server):
+    # What can only be tried again is nothing to confirm.
+    assert page.evaluate(COUNTED) == ["1 thing to confirm", "2 things to confirm"]
     paste(page, "data.source", "assets/starter.jsonl")
     paste(page, "model.source", "Qwen/Qwen2.5-0.5B")
     summary, start = page.locator(".rs-fit-panel"), page.locator("#start")

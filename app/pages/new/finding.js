@@ -22,9 +22,11 @@ export function findingOn(form, preview) {
 
 export const differ = (one, other) => JSON.stringify(one) !== JSON.stringify(other);
 
-// Counts the question and the warnings that are listed with it. What has no fix is information.
+// Counts the question and the warnings that are listed with it and have a change to take. What has
+// none is information.
 function toConfirm(question, { reasons, fixes }) {
-    const count = 1 + reasons.filter((reason) => reason !== question && reason in fixes).length;
+    const isAsked = (reason) => Object.keys(fixes[reason]?.changes ?? {}).length > 0;
+    const count = 1 + reasons.filter((reason) => reason !== question && isAsked(reason)).length;
     return count === 1 ? ONE : `${count} things to confirm`;
 }
 
