@@ -32,7 +32,7 @@ from app.form.settings_form import (
 )
 from app.form.train_command import train_command
 from app.pages.new.data_figures import lengths_figure, lengths_text, packing_text
-from app.pages.new.download import beside_download, download_bytes, size_text
+from app.pages.new.download import beside_download, download_bytes, on_disk_of_runs, size_text
 from app.pages.new.draft import Drafts
 from app.pages.new.faults import unforeseen
 from app.pages.new.fit_panel import (
@@ -47,7 +47,7 @@ from app.pages.new.fitting import fitting
 from app.pages.new.fixes import best_suggestions, fix_of, fix_of_passes
 from app.pages.new.known_models import is_offered, remark_on_example
 from app.pages.new.machine_findings import slower_by, to_confirm
-from app.pages.new.model_cards import model_cards
+from app.pages.new.model_cards import model_cards, out_of_reach
 from app.pages.new.receipt import job_lines
 from app.pages.new.run_length import RunLength, Sample, run_length, run_length_text
 from app.pages.new.usual_pace import Pace, usual_pace
@@ -220,9 +220,11 @@ class Checker:
         if busy:  # how long those take that wait is not known
             begins = None if waiting else self._session.free_at()
         lacks, lacking = self._lacks(config)
-        to_download = self._to_download(config)
+        to_download, here = self._to_download(config), self._machine()
         beside = Beside(
             to_download=size_text(to_download) if to_download and not lacks else "",
+            download=on_disk_of_runs(here, to_download),
+            disk_free=here.disk_free,
             remarks=remarks,
             fixes=fixes,
             rate=config.train.learning_rate,
@@ -324,10 +326,11 @@ class Checker:
             of_models = (chosen.with_values(unnamed), of_example.with_values(unnamed))
             cards = self._cards(job.with_values(unnamed), machine, *of_models, downloads)
             to_download = next((card["id"] for card in cards if card["is_download"]), None)
+            is_cut_off = to_download is not None and self._is_cut_off(job, to_download)
             return {
-                "models": list(cards),
+                "models": [*map(out_of_reach, cards)] if is_cut_off else list(cards),
                 "free": free_on(machine),
-                "is_cut_off": to_download is not None and self._is_cut_off(job, to_download),
+                "is_cut_off": is_cut_off,
             }
         except RamstreamError:  # the fit panel says what is wrong
             return {"models": [], "free": "", "is_cut_off": False}

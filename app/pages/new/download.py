@@ -25,11 +25,15 @@ def size_text(size: int) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
-def beside_download(machine: Machine, size: int) -> Machine:
-    """Returns the machine after a download of so many bytes, with the disk that runs then have. The
-    cache of the hub may be on another disk.
+def on_disk_of_runs(machine: Machine, size: int) -> int:
+    """Returns the bytes of a download that the disk of the runs takes: none where the cache of the
+    hub is on another one.
     """
     is_elsewhere = machine.here and not on_one_disk(cache_folder(), machine.disk_path)
-    if not size or not machine.disk_path or is_elsewhere:
-        return machine
-    return replace(machine, disk_free=max(0, machine.disk_free - size))
+    return 0 if is_elsewhere or not machine.disk_path else size
+
+
+def beside_download(machine: Machine, size: int) -> Machine:
+    """Returns the machine after a download of so many bytes, with the disk that runs then have."""
+    taken = on_disk_of_runs(machine, size)
+    return replace(machine, disk_free=max(0, machine.disk_free - taken)) if taken else machine

@@ -6,7 +6,7 @@ A fit panel is plain data for `train.js`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from app.labels import in_bytes, in_count, in_predicted_time
@@ -27,7 +27,7 @@ from app.shared.pool_labels import (
     pool_bar,
 )
 from engine.planning.fit.memory_items import Item, PartName
-from engine.planning.fit.pool import PoolPart, held_by
+from engine.planning.fit.pool import Held, PoolPart, Share, held_by
 from engine.planning.fit.pool_costs import Costs
 from engine.planning.fit.report import HOST_WATTS, FitReport
 from engine.planning.fit.requirements import FitStatus, Part
@@ -126,6 +126,10 @@ class Beside:
     """Costs of where units live, in a fit panel that is timed."""
     to_download: str = ""
     """Size of the weights that a run would download first; empty where there are none."""
+    download: int = 0
+    """Bytes of it on the disk that runs have."""
+    disk_free: int = 0
+    """Bytes that are free on that disk before a download."""
     lacks: str = ""
     """What the run needs and lacks now, memory apart."""
     lacking: str = ""
@@ -319,10 +323,13 @@ def _bars(report: FitReport, beside: Beside, has_costs: bool) -> list[dict[str, 
         label, ranks = BARS[pooled.name], report.chosen.choices.sharding.ranks
         if pooled.name == PartName.GPU and ranks > 1:
             label += f" of each of {ranks} GPUs"
-        text = _part_text(getattr(report, pooled.name))
-        if pooled.name == PartName.DISK and beside.to_download:
-            text += " after the download"
-        bar = _bar(label, text, pooled, getattr(report, pooled.name))
+        download = beside.download if pooled.name == PartName.DISK else 0
+        bar = _bar(
+            label,
+            _with_download(pooled, beside) if download else pooled,
+            getattr(report, pooled.name),
+            download,
+        )
         cost: str | None = ""
         if has_costs and report.pool.living_in(pooled.name):
             cost = None if costs is None else cost_in_a_sentence(report.pool, pooled.name, costs)
@@ -330,20 +337,30 @@ def _bars(report: FitReport, beside: Beside, has_costs: bool) -> list[dict[str, 
     return bars
 
 
-def _bar(label: str, text: str, pooled: PoolPart, part: Part) -> dict[str, Any]:
+def _with_download(disk: PoolPart, beside: Beside) -> PoolPart:
+    """Returns the disk before the download; the estimate is of what is left of it then."""
+    shares = (*disk.shares, Share(Held.FILES, beside.download))
+    return replace(disk, limit=beside.disk_free, shares=shares)
+
+
+def _bar(label: str, pooled: PoolPart, part: Part, download: int) -> dict[str, Any]:
     """Returns one bar, for GPU memory, RAM or disk: what it holds of the pool, the same as text,
-    and its items, each with what it is for (`held`), whose color it has in the bar.
+    and its items, each with what it is for (`held`), whose color it has in the bar. download: bytes
+    of the pool that are none of the part's items.
     """
     items = [_item(item) for item in part.items if item.bytes]
-    if part.limit is not None and part.limit > part.total:
-        free = in_bytes(part.limit - part.total)
+    if download:
+        text, held = in_bytes(download), Held.FILES.value
+        items.append({"name": "Download", "text": text, "note": "", "held": held})
+    if pooled.free is not None and pooled.free > 0:
+        free = in_bytes(pooled.free)
         items.append({"name": FREE.capitalize(), "text": free, "note": "", "held": FREE})
     return {
         "name": pooled.name.value,
         "label": label,
         "short": SHORT_LABELS[pooled.name],
-        "share": 0.0 if part.limit is None else min(1.0, part.total / max(1, part.limit)),
-        "text": text,
+        "share": 0.0 if pooled.limit is None else min(1.0, pooled.total / max(1, pooled.limit)),
+        "text": _need_text(pooled, download),
         "tone": HEADLINES[part.status][0],
         "pool": pool_bar(pooled),
         "held": f"{label}: {held_text(pooled)}.",
@@ -370,12 +387,15 @@ def _item_note(item: Item) -> str:
     return rest if len(set(said)) == 1 else item.note
 
 
-def _part_text(part: Part) -> str:
-    total, limit = part.total, part.limit
+def _need_text(pooled: PoolPart, download: int) -> str:
+    total, limit = pooled.total, pooled.limit
+    needs = f"needs {in_bytes(total)}"
+    if download:
+        needs += f" ({in_bytes(download)} download)"
     if limit is None:
-        return f"needs {in_bytes(total)}"
+        return needs
     only = "only " if total > limit else ""
-    return f"needs {in_bytes(total)} · {only}{in_bytes(limit)} free"
+    return f"{needs} · {only}{in_bytes(limit)} free"
 
 
 def _part_note(part: Part) -> str:

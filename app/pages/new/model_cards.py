@@ -30,6 +30,7 @@ from engine.planning.shape.model_shape import ModelShape
 
 FITTING, TOO_LARGE = 5, 1
 """Number of cards of models that fit, that of an example included, and of those that do not."""
+OUT_OF_REACH = "not on this machine"
 FOR_THE_EXAMPLE = "for the example only"
 
 Known = tuple[CatalogEntry, ModelShape]
@@ -64,6 +65,13 @@ def model_cards(
     ]
     cards = [*examples, *of_catalog] if is_chosen else [*of_catalog, *examples]
     return sorted(cards, key=lambda card: not card["fits"])
+
+
+def out_of_reach(card: dict[str, Any]) -> dict[str, Any]:
+    """Returns a card while nothing can be downloaded: it promises no model that is not here."""
+    if not card["is_download"]:
+        return card
+    return card | {"note": OUT_OF_REACH, "is_to_be_had": False}
 
 
 def _chosen_of(known: Sequence[Known], count: int, config: TrainConfig, jobs: _Jobs) -> list[Known]:
@@ -179,6 +187,7 @@ def _shown(source: str, ids: Sequence[str], fit: tuple[bool, str], note: str) ->
         "note": note,
         "is_example": False,
         "is_download": False,
+        "is_to_be_had": True,
     }
 
 

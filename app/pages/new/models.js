@@ -112,8 +112,10 @@ function inOrder(cards, order) {
     return cards.toSorted((one, other) => place(one) - place(other));
 }
 
-function card({ id, title, fits, text, note }) {
-    const fit = el("span", { class: fits ? "rs-fits" : "rs-lacks" }, `${fits ? "✓" : "✕"} ${text}`);
+// A model that cannot be had is not green, though it would fit.
+function card({ id, title, fits, text, note, is_to_be_had: isToBeHad }) {
+    const look = fits ? (isToBeHad ? "rs-fits" : "") : "rs-lacks";
+    const fit = el("span", { class: look }, `${fits ? "✓" : "✕"} ${text}`);
     const radio = el("input", { type: "radio", name: "rs-model", value: id });
     return el("label", { title: id }, radio, el("b", {}, title), fit, el("span", {}, note));
 }

@@ -260,7 +260,9 @@ def _reasons(requirements: Requirements, found: Found) -> list[str]:
     reasons = [_short_of(name, requirements.parts[name]) for name in failing]
     if failing and not found.suggestions:
         nearest = found.nearest
-        told = _no_setting(requirements) if nearest is None else _nearest_text(requirements, nearest)
+        told = (
+            _no_setting(requirements) if nearest is None else _nearest_text(requirements, nearest)
+        )
         reasons.append(told)
     for name, part in requirements.parts.items():
         if part.status == FitStatus.TIGHT:

@@ -45,7 +45,7 @@ from engine.planning.shape.model_shape import ModelShape
 from engine.text import in_gib, in_seconds
 
 MAY_BE_MORE = 1.25
-"""What the nearest change lacks, as a share of what the best one lacks: the simplest one is told."""
+"""Share of what the best change lacks that the nearest one may lack: the simplest one is told."""
 
 AdaptedShape = Callable[[ModelConfig, Adapters], ModelShape | None]
 """Returns the shape of a model with these adapters; None for a model whose adapters are unknown."""

@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 import app.pages.new.checker
 from app.form.examples import example_of
 from app.form.settings_form import as_labeled, read_config, shown_values
+from app.labels import in_bytes
 from app.pages.new.checker import AFTER_TOKENIZER, NO_TOKENIZER, Checker
 from app.pages.new.draft import DRAFT_FILE, Drafts
 from app.pages.new.fit_panel import LACKS, NO_MODEL, TO_DOWNLOAD
@@ -304,7 +305,11 @@ def test_a_download_takes_disk_in_the_summary_and_on_the_card(checker, monkeypat
         card = next(card for card in cards if card["id"] == given["model.source"])
         assert (panel["can_start"], card["fits"]) == (not downloads, not downloads)
         assert ("more disk" in card["text"]) == downloads == (cards[0] is not card)
-        assert panel["bars"][-1]["text"].endswith("after the download") == downloads
+        # The disk that is free is told as it is, and the download counts among what is needed.
+        disk = panel["bars"][-1]
+        assert disk["text"].endswith(f" {in_bytes(small.disk_free)} free")
+        assert ("download) · only " in disk["text"]) == downloads
+        assert any(item["name"] == "Download" for item in disk["items"]) == downloads
 
 
 def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path, monkeypatch):
@@ -356,7 +361,11 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
     (tmp_path / "d.jsonl").write_text("{", encoding="utf-8")
     assert "cut off in line 1" in checker.preview(given)["error"]
     assert f"hf download {given['model.source']} --local-dir" in found["reasons"][1]
-    assert checker.models(None, given)["is_cut_off"]
+    cards = checker.models(None, given)
+    assert cards["is_cut_off"]
+    for card in cards["models"]:
+        assert card["is_to_be_had"] != card["is_download"]
+        assert (card["note"] == "not on this machine") == card["is_download"]
     assert finding["text"] == found["why_not"]  # the page shows one sentence once
 
 
