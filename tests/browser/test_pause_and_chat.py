@@ -49,12 +49,15 @@ def training(page):
 
 def test_pause_edit_chat_and_resume_take_four_clicks_and_the_chat_stays(training):
     page = training
+    press(page, "save")
+    expect(page.locator(".rs-actions").get_by_role("button", name="Pause")).to_be_enabled()
     page.evaluate(COUNT)
     actions = page.locator(".rs-actions")
     actions.get_by_role("button", name="Pause").click()
     actions.get_by_role("button", name="Edit").click()
     dialog = page.get_by_role("dialog", name="Edit this run")
     expect(dialog).to_be_visible()
+    page.keyboard.press("Shift+Tab")
     page.keyboard.type("0.0007")
     page.keyboard.press("Enter")
     expect(dialog).to_be_hidden()
@@ -69,7 +72,10 @@ def test_pause_edit_chat_and_resume_take_four_clicks_and_the_chat_stays(training
     expect(state(page)).to_have_text("Running")
     assert page.evaluate("clicks") == 4
 
-    # No weights are left to answer; what was said is, on the page of all runs, too.
+    about = page.locator(".rs-chat [data-field=about]")
+    expect(about).to_contain_text("The run went on from its pause. Chat now has other weights: Step")
+
+    # Nothing can answer meanwhile; what was said is there, on the page of all runs, too.
     for _ in range(2):
         closed = page.locator(".rs-chat-closed")
         expect(closed).to_contain_text(
@@ -83,7 +89,6 @@ def test_pause_edit_chat_and_resume_take_four_clicks_and_the_chat_stays(training
     expect(message).to_be_focused()
     expect(page.locator(".rs-chat").get_by_label("Weights")).to_have_value("current")
     expect(turn).to_be_visible()
-    about = page.locator(".rs-chat [data-field=about]")
     expect(about).to_contain_text("The weights have changed. Your next message goes to: Capitals")
 
     bar(page, "name").click()

@@ -33,6 +33,7 @@ export class Chat {
         this.isClosed = false; // whether nobody can answer for now
         this.wantsFocus = false; // the message box gets the focus once it can be used
         this.choice = null; // the weights that the chat is with
+        this.instead = ""; // what was chosen as those of a pause were gone, as JSON
         this.minutes = 10;
         this.readAt = Number.NEGATIVE_INFINITY;
         this.asked = ""; // the choice that the shown description is about
@@ -151,6 +152,9 @@ export class Chat {
         if (!isFirst) this.who.run.value = before.folder === undefined ? before.run_id : FOLDER;
         chooseOne(this.who.run);
         this.showWeights(before.weights);
+        const now = this.chosen();
+        const isLeft = before.weights === CURRENT && before.run_id === now.run_id;
+        if (isLeft && now.weights && now.weights !== CURRENT) this.instead = JSON.stringify(now);
     }
 
     choose(choice) {
@@ -255,6 +259,10 @@ export class Chat {
         const sentences = template ? [] : [NO_TEMPLATE];
         const goesOn = !this.turns.length || !this.choice || isSameChoice(choice, this.choice);
         if (!goesOn && !this.isClosed) sentences.push(this.aboutNewChat());
+        if (this.instead === JSON.stringify(choice)) {
+            const { text } = this.who.weights.selectedOptions[0];
+            sentences.push(`The run went on from its pause. Chat now has other weights: ${text}.`);
+        }
         const before = this.turns.at(-1)?.answers.tuned?.weights.textContent;
         if (goesOn && before && before !== label)
             sentences.push(`The weights have changed. Your next message goes to: ${label}.`);
