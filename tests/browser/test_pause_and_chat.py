@@ -73,7 +73,9 @@ def test_pause_edit_chat_and_resume_take_four_clicks_and_the_chat_stays(training
     assert page.evaluate("clicks") == 4
 
     about = page.locator(".rs-chat [data-field=about]")
-    expect(about).to_contain_text("The run went on from its pause. Chat now has other weights: Step")
+    expect(about).to_contain_text(
+        "The run went on from its pause. Chat now has other weights: Step"
+    )
 
     # Nothing can answer meanwhile; what was said is there, on the page of all runs, too.
     for _ in range(2):
