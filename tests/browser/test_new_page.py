@@ -126,9 +126,29 @@ def test_in_a_narrow_window_the_summary_is_a_bar(page):
     expect(clock).to_be_in_viewport()
     assert clock.evaluate("node => node.scrollWidth <= node.clientWidth"), "it is cut"
     expect(needs).to_be_hidden()
-    page.get_by_role("button", name="Details of the Summary").click()
+    # The whole bar opens it, and the button closes it again.
+    page.locator(".rs-fit-panel h3").click()
+    expect(needs).to_be_in_viewport()
+    button = page.get_by_role("button", name="Details of the Summary")
+    button.click()
+    expect(needs).to_be_hidden()
+    button.click()
     expect(needs).to_be_in_viewport()
     expect(needs).to_contain_text(re.compile("needs .* · .* free"))
+    page.set_viewport_size({"width": 1366, "height": 768})
+    # In a wide one it scrolls within the window, wherever the page is, with Start in sight.
+    page.locator("[data-part=memory] summary").click()
+    summary = page.locator(".rs-side > .rs-card")
+    for top in (0, 400):
+        page.evaluate("top => window.scrollTo(0, top)", top)
+        page.wait_for_function("top => window.scrollY === top", arg=top)
+        expect(start).to_be_in_viewport(ratio=1)
+        page.wait_for_function(
+            "node => Math.abs(innerHeight - 12 - node.getBoundingClientRect().bottom) < 2",
+            arg=summary.element_handle(),
+        )
+    assert summary.evaluate("node => node.scrollHeight > node.clientHeight")
+    page.locator("[data-part=memory] summary").click()
     page.set_viewport_size({"width": 1440, "height": 900})
 
 

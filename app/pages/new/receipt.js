@@ -1,7 +1,7 @@
 // The Summary's own lines: the verdict, the time, and what will be trained. In a narrow window it
-// is a bar at the bottom, which a button unfolds.
+// is a bar at the bottom, which a press unfolds.
 
-import { el, field, send, setText } from "../../shared/dom.js";
+import { el, field, isShown, send, setText } from "../../shared/dom.js";
 import { clockText, isToday, momentText } from "../../shared/moments.js";
 
 // Changes of a form that continues from a run, so that it starts from its model.
@@ -18,7 +18,9 @@ export class Receipt {
         this.asking = true;
         this.words = CHECKING;
         this.headline = "";
-        this.part("unfold").addEventListener("click", () => this.unfold());
+        this.side = this.root.closest(".rs-side");
+        this.side.addEventListener("click", ({ target }) => this.press(target));
+        this.keepInWindow();
         this.part("measure").addEventListener("click", () => this.measure());
     }
 
@@ -26,8 +28,29 @@ export class Receipt {
         return this.root.querySelector(`[data-part="${name}"]`);
     }
 
+    // The whole bar opens it, but for what does something of its own; its title closes it.
+    press(target) {
+        const isOwn = target.closest("button:not(.rs-unfold), a, label, summary");
+        const isOpen = this.side.classList.contains("rs-unfolded");
+        const isMeant = !isOpen || target.closest("h3, .rs-unfold");
+        if (isShown(this.part("unfold")) && !isOwn && isMeant) this.unfold();
+    }
+
+    // It takes what the window has below its top, which moves while the page scrolls.
+    keepInWindow() {
+        const { side } = this;
+        const measure = () => {
+            if (!isShown(side)) return;
+            const top = Math.round(side.getBoundingClientRect().top);
+            side.style.setProperty("--rs-side-top", `${top}px`);
+        };
+        window.addEventListener("scroll", measure, { passive: true });
+        window.addEventListener("resize", measure);
+        new ResizeObserver(measure).observe(side);
+    }
+
     unfold() {
-        const isOpen = this.root.closest(".rs-side").classList.toggle("rs-unfolded");
+        const isOpen = this.side.classList.toggle("rs-unfolded");
         this.part("unfold").setAttribute("aria-expanded", String(isOpen));
     }
 
