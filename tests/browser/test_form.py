@@ -96,6 +96,8 @@ def test_settings_are_found_taken_back_and_kept_as_a_preset(page, server):
         expect(box(page, "train.weight_decay")).to_be_visible(visible=is_open)
     page.locator("[data-part=differs]").check()
     expect(page.locator(".rs-settings .rs-differs:visible")).to_have_count(2)
+    expect(page.get_by_role("button", name="Undo 2 changes")).to_be_visible()
+    expect(page.locator(".rs-most-used")).to_have_text("Most used 1 changed")
     page.locator("#field-train-weight_decay .rs-back").click()
     expect(box(page, "train.weight_decay")).to_have_value("0.01")
 
@@ -105,7 +107,7 @@ def test_settings_are_found_taken_back_and_kept_as_a_preset(page, server):
     preset = page.locator("#preset input")
     expect(preset).to_have_value("Slower starter (yours)")
     assert (server.runs / ".presets" / "slower-starter.yaml").is_file()
-    expect(page.locator("[data-field=differs]")).to_have_text(re.compile(r"\(1\)$"))  # its name
+    expect(page.locator("[data-field=differs]")).to_have_text(re.compile(r"\(0\)$"))
     page.reload()
     expect(preset).to_have_value("Slower starter (yours)")
     open_other_settings(page)

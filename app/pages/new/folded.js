@@ -33,11 +33,11 @@ export function unfoldAround(setting) {
     showFold(row.previousElementSibling.querySelector(".rs-fold"), row);
 }
 
-// Each folded title says how many of its settings differ from the preset.
+// Each title says how many of its settings differ from the preset.
 export function countChanges() {
-    for (const title of document.querySelectorAll(".rs-fold")) {
+    for (const title of document.querySelectorAll(".rs-fold, .rs-most-used")) {
         const count = rowOf(title).querySelectorAll(".rs-differs").length;
-        if (!title.querySelector("small")) title.append(el("small"));
+        if (!title.querySelector("small")) title.append(" ", el("small"));
         setText(title.querySelector("small"), count ? `${count} changed` : "");
     }
 }

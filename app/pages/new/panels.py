@@ -168,7 +168,7 @@ class _Form:
         """
         with gr.Accordion("Advanced settings", open=False, elem_classes="rs-card rs-rest"):
             tools = drawn("settings_tools", "")
-            gr.HTML("<h4>Most used</h4>", apply_default_css=False)
+            gr.HTML("<h4 class='rs-most-used'>Most used</h4>", apply_default_css=False)
             with gr.Row(elem_classes="rs-settings"):
                 for name in FIRST:
                     self._place(name, min_width=160)

@@ -1,10 +1,12 @@
-// Above all other settings: finds one by its words, shows what differs from the preset, takes that
-// back, and keeps the settings as a preset.
+// Above the advanced settings: finds one by its words, shows what differs from the preset, takes
+// that back, and keeps the settings as a preset.
 
 import { el, field, send } from "../../shared/dom.js";
 import { countChanges } from "./folded.js";
 
 const ROWS = ".rs-rest .rs-settings";
+const SETTINGS = ".rs-rest [id^='field-']";
+const nameOf = (node) => node.id.slice("field-".length).replaceAll("-", ".");
 const isSame = (one, other) => {
     const [a, b] = [one, other].map((value) => String(value ?? "").trim());
     return a === b || (a !== "" && b !== "" && Number(a) === Number(b));
@@ -66,23 +68,24 @@ export class SettingsTools {
         return this.presets?.[this.form?.preset]?.shown ?? null;
     }
 
-    // What would give the settings the values of the preset.
+    // What would give these settings the values of the preset. The name, the data, the model and
+    // the length stand above: a person came to change them.
     changesBack() {
         const { base, form } = this;
         if (!base) return {};
-        const names = Object.keys(base).filter((name) => !isSame(base[name], form.shown[name]));
+        const nodes = [...document.querySelectorAll(SETTINGS)];
+        const names = nodes.map(nameOf).filter((name) => !isSame(base[name], form.shown[name]));
         return Object.fromEntries(names.map((name) => [name, base[name]]));
     }
 
-    // Marks the settings that differ from the preset. Each of those below offers the preset's
-    // value; the name, the data and the model are what a person came to change.
+    // Marks the settings that differ from the preset. Each offers the preset's value.
     mark() {
         const back = this.changesBack();
         const count = Object.keys(back).length;
-        for (const node of document.querySelectorAll(".rs-train [id^='field-']")) {
-            const name = node.id.slice("field-".length).replaceAll("-", ".");
+        for (const node of document.querySelectorAll(SETTINGS)) {
+            const name = nameOf(node);
             node.classList.toggle("rs-differs", name in back);
-            if (node.closest(".rs-rest")) this.offer(node, name, back);
+            this.offer(node, name, back);
         }
         countChanges();
         const reset = this.part("take-back");
