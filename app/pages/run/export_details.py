@@ -68,6 +68,7 @@ def export_details(
     saved = there.exported(_export_from(folder))
     own, fault = _own_export(folder, there)
     exports = [*_other_exports(folder), *own]
+    question = _question(snapshot)
     is_owed = has_export_failed and not folder.has_export
     own_path = str(folder.path.resolve() / folder.export_path.name)
     target = own_path if is_owed else _free_folder(folder)
@@ -77,7 +78,7 @@ def export_details(
     if is_saved or exports:
         rows.append({"label": "Serve without a browser", "text": _command(folder, "serve")})
     return {
-        "exports": [_shown(folder, each, gguf, is_saved) for each in exports],
+        "exports": [_shown(folder, each, gguf, is_saved, question) for each in exports],
         "fault": fault,
         "caption": _caption(saved, there),
         "folder": target,
@@ -89,7 +90,7 @@ def export_details(
         "no_gguf": gguf.why_not,
         "command": _command(folder, "export"),
         "rows": rows,
-        "question": _question(snapshot),
+        "question": question,
         "login": _has_login(),
     }
 
@@ -126,7 +127,7 @@ def _question(snapshot: RunSnapshot) -> str:
 
 
 def _shown(
-    folder: RunFolder, each: _Exported, gguf: GgufForecast, is_saved: bool
+    folder: RunFolder, each: _Exported, gguf: GgufForecast, is_saved: bool, question: str
 ) -> dict[str, Any]:
     files = files_of(Path(each.path))
     return {
@@ -137,15 +138,17 @@ def _shown(
         "check": each.check,
         "is_other": each.check.startswith(OTHER_TOKENS),
         "files": [{"name": name, "bytes": size} for name, size in files.items()],
-        "uses": _uses(folder, each, gguf, is_saved),
+        "uses": _uses(folder, each, gguf, is_saved, question),
         "template": _template_text(each, gguf),
     }
 
 
 def _uses(
-    folder: RunFolder, loaded: _Exported, gguf: GgufForecast, is_saved: bool
+    folder: RunFolder, loaded: _Exported, gguf: GgufForecast, is_saved: bool, question: str
 ) -> list[dict[str, str]]:
-    """Returns the commands that use an export. is_saved: the run can be exported once more."""
+    """Returns the commands that use an export. is_saved: the run can be exported once more.
+    question: what the examples ask.
+    """
     runs = str(folder.path.resolve().parent)
     again = program_command(), folder.id, runs, _free_folder(folder), settings_name(folder)
     export = ExportCommand(*again) if is_saved else None
@@ -153,10 +156,10 @@ def _uses(
     if loaded.file:
         typed = gguf_to_type(loaded.path, loaded.file, name, export)
     elif loaded.is_adapter:
-        typed = adapter_to_type(loaded.path, name, _base_of(folder), export)
+        typed = adapter_to_type(loaded.path, name, _base_of(folder), export, question)
     else:
         as_file = None if gguf.why_not else export
-        typed = what_to_type(loaded.path, name, gguf.is_read, as_file)
+        typed = what_to_type(loaded.path, name, gguf.is_read, as_file, question)
     return [{"label": label, "text": text} for label, text in typed]
 
 

@@ -16,6 +16,8 @@ from app.pages.run.export_details import export_folders, files_of
 from engine import safe_files
 from engine.errors import RunError
 from engine.runs.record.run_folder import RunFolder
+from engine.runs.summaries.names import shown_name
+from engine.training.export.gguf_known import as_file_name
 
 _CHUNK = 1 << 20
 _LARGEST = 1 << 50
@@ -31,8 +33,9 @@ def exported_archive(run: RunFolder, folder: str) -> Response:
     files = files_of(place) if folder in export_folders(run) else {}
     if not files:
         raise RunError("This run has not exported to such a folder, or its files are gone.")
-    own = place.name == run.export_path.name
-    name = run.id if own else place.name
+    # What nobody named has the name of its run.
+    is_unnamed = place.name == run.export_path.name or place.name.startswith(run.id)
+    name = as_file_name(shown_name(run)) if is_unnamed else place.name
     headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(name)}.zip"}
     return _Archive(_archive(place, name, list(files)), headers)
 

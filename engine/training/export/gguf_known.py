@@ -73,8 +73,12 @@ class TokenizerKind:
 
 def gguf_file_name(run: str, kind: str) -> str:
     """Returns the name of the file of a run that is called `run`, with weights of a type."""
-    letters = re.sub(r"[^\w.-]", "-", run).strip("-.")
-    return f"{letters or 'model'}-{GGUF_LABELS[kind]}{GGUF_SUFFIX}"
+    return f"{as_file_name(run)}-{GGUF_LABELS[kind]}{GGUF_SUFFIX}"
+
+
+def as_file_name(run: str) -> str:
+    """Returns the name of a run in letters that every file system takes."""
+    return re.sub(r"[^\w.-]", "-", run).strip("-.") or "model"
 
 
 def stored_type(shape: Sequence[int], kind: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,14 +46,16 @@ def what_to_type(
     name: str,
     is_read_by_llama_cpp: bool = True,
     export: ExportCommand | None = None,
+    question: str = "",
 ) -> list[tuple[str, str]]:
     """Returns labels with commands for the exported `folder`. name: of the model in Ollama, which
-    is llama.cpp, too. export: writes a GGUF file of the run, if there can be one.
+    is llama.cpp, too. export: writes a GGUF file of the run, if there can be one. question: what
+    the model is asked in Python, if anything.
     """
     path = Path(folder)
     quoted = shlex.quote(str(path))
     typed = [
-        ("Load it in Python (transformers)", _python(str(path))),
+        ("Load it in Python (transformers)", _python(str(path), question)),
         ("Serve it with vLLM", f"vllm serve {quoted}"),
     ]
     if not is_read_by_llama_cpp:
@@ -134,10 +137,15 @@ def _in_four_bits(file: Path, export: ExportCommand | None) -> list[tuple[str, s
 
 
 def adapter_to_type(
-    folder: str | Path, name: str, base: str, export: ExportCommand | None = None
+    folder: str | Path,
+    name: str,
+    base: str,
+    export: ExportCommand | None = None,
+    question: str = "",
 ) -> list[tuple[str, str]]:
     """Returns labels with commands for a folder that holds an adapter alone, which belongs to the
-    model `base`. Servers call it `name`. export: writes the whole model instead.
+    model `base`. Servers call it `name`. export: writes the whole model instead. question: what the
+    model is asked in Python, if anything.
     """
     path = str(Path(folder))
     settings, more, ends = "", "", ""
@@ -155,7 +163,8 @@ def adapter_to_type(
             f"from transformers import AutoTokenizer{more}\n\n"
             f"folder = {path!r}\n"
             "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
-            f'model = AutoPeftModelForCausalLM.from_pretrained(folder, dtype="auto"){ends}',
+            f'model = AutoPeftModelForCausalLM.from_pretrained(folder, dtype="auto"){ends}'
+            + _asked(Path(folder), "tokenizer", question),
         ),
         (
             "Serve it with vLLM",
@@ -243,15 +252,56 @@ def _stops(folder: Path) -> str:
     return "".join(f" -r {shlex.quote(stop)}" for stop in stops if stop != known)
 
 
-def _python(folder: str) -> str:
+def _python(folder: str, question: str) -> str:
     name = _whole_class(Path(folder))
+    reader = "processor" if name else "tokenizer"
     model, tokens = name or "AutoModelForCausalLM", "AutoProcessor" if name else "AutoTokenizer"
     return (
         f"from transformers import {', '.join(sorted((model, tokens)))}\n\n"
         f"folder = {folder!r}\n"
-        f"{'processor' if name else 'tokenizer'} = {tokens}.from_pretrained(folder)\n"
+        f"{reader} = {tokens}.from_pretrained(folder)\n"
         f'model = {model}.from_pretrained(folder, dtype="auto")'
+    ) + _asked(Path(folder), reader, question)
+
+
+def _asked(folder: Path, reader: str, question: str) -> str:
+    """Returns lines that print the answer to a question, for what was loaded; empty without one.
+    reader: the variable that reads text.
+    """
+    if not question:
+        return ""
+    said = json.dumps(question, ensure_ascii=False)
+    prompt = f'{reader}({said}, return_tensors="pt")'
+    if _has_template(folder):
+        content = said if reader == "tokenizer" else f'[{{"type": "text", "text": {said}}}]'
+        prompt = (
+            f"{reader}.apply_chat_template(\n"
+            f'    [{{"role": "user", "content": {content}}}],\n'
+            "    add_generation_prompt=True,\n"
+            "    tokenize=True,\n"
+            "    return_dict=True,\n"
+            '    return_tensors="pt",\n'
+            ")"
+        )
+    return (
+        f"\n\nprompt = {prompt}\n"
+        "answer = model.generate(**prompt, max_new_tokens=200)\n"
+        'new = answer[0, prompt["input_ids"].shape[1] :]\n'
+        f"print({reader}.decode(new, skip_special_tokens=True))"
     )
+
+
+def _has_template(folder: Path) -> bool:
+    """Returns whether the tokenizer of an exported folder has a chat template."""
+    for name in ("chat_template.jinja", "chat_template.json"):
+        if safe_files.is_file(folder / name, folder):
+            return True
+    try:
+        file = folder / "tokenizer_config.json"
+        config = safe_files.read_json(file, folder, dict[str, Any], safe_files.MEDIUM)
+    except OSError:
+        return False
+    return bool(config.get("chat_template"))
 
 
 def _whole_class(folder: Path) -> str:

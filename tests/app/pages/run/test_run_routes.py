@@ -362,6 +362,7 @@ def test_export_says_what_to_type_and_whether_the_template_was_checked(session):
     texts = "\n".join(row["text"] for row in own["uses"])
     for words in (
         "from transformers import",
+        'tokenizer("Hello!", return_tensors="pt")',
         f"vllm serve {folder.export_path.resolve()}",
         "llama-cli",
         "ollama run roman-numerals",
@@ -383,7 +384,7 @@ def test_export_says_what_to_type_for_an_adapter(session):
 
 
 def test_an_export_to_another_folder_is_known_and_used(session):
-    folder, runs = finished_run(session), session.runs_dir
+    folder, runs = finished_run(session, name="Roman Numerals"), session.runs_dir
     folder.export_path.mkdir()
     (folder.export_path / "config.json").write_text("{}")
 
@@ -440,10 +441,10 @@ def test_an_export_to_another_folder_is_known_and_used(session):
     answer = get(session, archive + urlencode({"folder": str(target)}))
     with zipfile.ZipFile(io.BytesIO(answer.content)) as files:
         assert files.namelist() == [
-            f"{target.name}/{name}" for name in ("Modelfile", "model é.gguf")
+            f"Roman-Numerals/{name}" for name in ("Modelfile", "model é.gguf")
         ]
         assert files.testzip() is None and files.read(files.namelist()[1]) == content
-    assert answer.headers["content-disposition"].endswith(f"{target.name}.zip")
+    assert answer.headers["content-disposition"].endswith("''Roman-Numerals.zip")
     for place in (runs, "", target / ".."):
         assert get(session, archive + urlencode({"folder": str(place)})).status_code == 404, place
     assert get(session, f"/api/runs/{folder.id}/room?folder={target}").json()["free"] > 0

@@ -7,6 +7,7 @@ import shlex
 
 import pytest
 
+from engine.paths import PROGRAM_ROOT
 from engine.training.export.serve_commands import (
     ExportCommand,
     adapter_to_type,
@@ -99,6 +100,16 @@ def test_a_folder_is_made_a_file_by_this_program_where_it_can(tmp_path):
     assert shlex.split(export)[-4:] == ["--form", "gguf", "--dtype", "q8_0"]
     assert shlex.split(chat)[:3] == ["llama-cli", "-m", f"{tmp_path}/new one/It-s-Q8_0.gguf"]
     assert "convert_hf_to_gguf" in str(what_to_type(tmp_path, "it"))
+
+
+def test_the_lines_for_python_print_an_answer(capsys):
+    folder = PROGRAM_ROOT / "assets" / "starter-model"
+    label = "Load it in Python (transformers)"
+    typed = dict(what_to_type(folder, "it", question='Write 7 as "Roman".'))[label]
+    assert "apply_chat_template" in typed
+    exec(typed, {})
+    assert capsys.readouterr().out.strip()
+    assert "print(" not in dict(what_to_type(folder, "it"))[label], "nothing is asked"
 
 
 def test_what_reads_images_becomes_two_files(tmp_path):
