@@ -7,6 +7,7 @@ import { tabName } from "../../shared/tab.js";
 
 const LABELS = {
     "export-again": "Export again",
+    larger: "Choose a larger model",
     chat: "Chat",
     export: "Export",
     "train-on": "Continue training from here",

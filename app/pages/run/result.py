@@ -80,7 +80,7 @@ def result(
         "title": title,
         "text": " ".join(told),
         "facts": [number for number in numbers if number is not first],
-        "actions": _actions(state, saved, has_weights, bool(snapshot.export_failed)),
+        "actions": _actions(state, saved, has_weights, bool(snapshot.export_failed), judged),
     }
 
 
@@ -164,12 +164,18 @@ def _whose(step: int, is_best: bool, exported: int | None) -> str:
 
 
 def _actions(
-    state: str, saved: SavedSteps, has_weights: bool, has_export_failed: bool
+    state: str,
+    saved: SavedSteps,
+    has_weights: bool,
+    has_export_failed: bool,
+    judged: Verdict,
 ) -> list[str]:
     """Returns the names of the buttons, in their order; the first one is what is done most."""
     can_export = has_weights and saved.trained_on is not None
+    is_small = any(each.rule == "too small" for each in (judged.main, *judged.also))
     offers = [
         ("export-again", can_export and has_export_failed),
+        ("larger", is_small),
         ("chat", has_weights),
         ("export", can_export and not has_export_failed),
         ("train-on", can_export),

@@ -95,16 +95,19 @@ def test_a_run_without_a_right_answer_is_not_green_however_its_loss_fell():
 
 
 def test_a_model_of_an_example_is_called_too_small_for_other_data_where_it_answers_nothing_right():
-    def text(data, right=(0, 0)):
+    def shown(data, right=(0, 0)):
         values = CONFIG.to_dict() | {"data": {"source": data}}
         config = TrainConfig.from_dict(values | {"model": {"source": "assets/starter-model"}})
         snapshot, saved = overfitted(30, right=right), SavedSteps(30, 30)
         judged = verdict(snapshot, "finished", saved, config)
-        return result(snapshot, "finished", saved, judged)["text"]
+        card = result(snapshot, "finished", saved, judged)
+        return card["text"], card["actions"][0]
 
     small = "This model was made for its example: choose a larger one for your own data."
-    assert text("own.csv").startswith(small)
-    assert small not in text("own.csv", (0, 1)) and small not in text("assets/starter.jsonl")
+    text, first = shown("own.csv")
+    assert text.startswith(small) and first == "larger", "the button does what the text says"
+    for text, first in (shown("own.csv", (0, 1)), shown("assets/starter.jsonl")):
+        assert small not in text and first == "chat"
 
 
 def test_without_an_export_the_newest_checkpoint_counts():
