@@ -41,6 +41,7 @@ export function drawPreview(place, preview) {
         "rs-unread",
         "unread" in preview && !preview.texts,
     );
+    field(element, "understood").classList.toggle("rs-as-is", Boolean(preview.texts));
     element.querySelector(".rs-preview-key").hidden = failed || !preview.rows;
     ask(place, preview);
     if (isOfDataBefore(place, preview)) clearColumns(place);
