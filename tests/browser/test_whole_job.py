@@ -55,7 +55,8 @@ def test_an_overfitting_run_takes_home_its_best_and_says_so(blank, server, tmp_p
     # The verdict, its reasons and the chart name it.
     lowest, last = in_loss(losses[best]), in_loss(losses[60])
     card = verdict(page)
-    expect(card.get_by_role("heading")).to_have_text("It overfits")
+    kept = f"Best at step {best}, worse after; the best weights are kept"
+    expect(card.get_by_role("heading")).to_have_text(kept)
     expect(card).to_contain_text(f"Best model: step {best}, exported.")
     number = card.locator("dl > div", has_text="Validation loss")
     expect(number).to_contain_text(lowest)
