@@ -189,7 +189,8 @@ class ProcessGroupCollectives:
                     return
                 except RuntimeError:
                     if work.is_completed():
-                        raise
+                        work.wait()  # it has ended just after the look, and may not have failed
+                        return
                     if self._is_aborted:
                         self._is_given_up = True
                         raise

@@ -11,7 +11,11 @@ import pytest
 import torch
 
 from engine.runtime.collectives import process_groups as exchange_room
-from engine.runtime.collectives.process_groups import CollectiveError, Collectives
+from engine.runtime.collectives.process_groups import (
+    CollectiveError,
+    Collectives,
+    ProcessGroupCollectives,
+)
 from engine.runtime.collectives.rank import RankInfo
 from tests.support.group_ranks import in_processes
 from tests.support.ranks import added, on_ranks
@@ -172,3 +176,35 @@ def _without_rank_1(collectives):
 def test_an_aborted_collective_ends_though_the_other_rank_lives(tmp_path):
     waited, _ = in_processes(2, _without_rank_1, tmp_path)
     assert 0.3 <= waited < 1.5
+
+
+class _EndsAfterTheLook:
+    """Work that ends between a look at it and the question whether it has ended."""
+
+    def __init__(self, error: str):
+        self.error = error
+
+    def wait(self, timeout=None):
+        if timeout is not None:
+            raise RuntimeError("Operation timed out!")
+        if self.error:
+            raise RuntimeError(self.error)
+
+    def is_completed(self):
+        return True
+
+
+@pytest.mark.parametrize("error", ["", "Connection closed by peer"])
+def test_a_collective_that_ends_just_after_a_look_has_its_own_outcome(error):
+    collectives = object.__new__(ProcessGroupCollectives)
+    collectives._adds_on_the_way = False
+
+    def collective(group, async_op):
+        assert async_op
+        return _EndsAfterTheLook(error)
+
+    if not error:
+        collectives._reach(collective, group=None)
+        return
+    with pytest.raises(CollectiveError, match=error):
+        collectives._reach(collective, group=None)
