@@ -275,12 +275,12 @@ def test_one_click_on_a_suggestion_makes_it_fit(page):
     expect(verdict.locator("h3")).to_have_text("Does not fit")
     expect(verdict.locator("[data-need=host]")).to_contain_text("· only ")
     expect(page.locator("#start")).to_be_disabled()
-    for each in page.locator(".rs-suggestion:visible").all():  # Start, which is closed, covers none
-        each.scroll_into_view_if_needed()
-        each.click(trial=True, position={"x": 20, "y": 12})
     suggestion = page.locator(".rs-suggestion:visible", has_text="AdamW's moments in 8 bits")
     expect(suggestion).to_contain_text("Results change slightly.")
     expect(suggestion).to_contain_text(re.compile("About .* s a step"))  # which follows the verdict
+    for each in page.locator(".rs-suggestion:visible").all():  # Start, which is closed, covers none
+        each.scroll_into_view_if_needed()
+        each.click(trial=True, position={"x": 20, "y": 12})
     took = follow(page, suggestion.click, "23.6B parameters", "Fits")
     expect(verdict.locator("h3")).not_to_have_text("Fits, but only just")  # not one more to click
     expect(verdict).not_to_have_attribute("data-tone", "bad")
