@@ -16,10 +16,7 @@ from app.labels import in_loss, in_share
 from app.verdict.findings import Finding
 from app.verdict.losses import NOISE_STEPS, Losses, median, median_error, noise
 from app.verdict.next_try import next_try
-from engine.runs.record.before_training import (
-    Worse,
-    evaluations,
-)
+from engine.runs.record.before_training import Worse, evaluations
 from engine.runs.record.evaluations import ERRORS, RISE, RISE_SHARE, TOKEN_SPREAD, paired_error
 from engine.runs.record.snapshot import RunSnapshot
 from engine.runs.record.validation import Best
